@@ -1,0 +1,782 @@
+"""Language model decomposition: what the notebooks of this repository share.
+
+A language model is read as a vector-valued function of text, u(x) = mean over
+the tokens of x of one hidden layer.  A *target* model is written as a linear
+combination of *basis* models by regularised least squares, and R² says how much
+of the target the basis explains (Zhang, EMNLP 2022, arXiv 2210.10289).
+
+Shapes: B texts in a batch, N texts in all, T tokens, d dimensions of one model,
+D dimensions of all models together, p dimensions of a basis.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import linalg
+
+ROOT = Path(__file__).resolve().parent
+
+WEIGHT_FILES = ("config.json", "*.safetensors", "pytorch_model*.bin")
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.txt", "vocab.json", "merges.txt", "*.model",
+)  # fmt: skip
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def clean_name(name: str) -> str:
+    """A model's name as a single, safe part of a path: ``a/b`` becomes ``a--b``."""
+    cleaned = re.sub(r"[^\w.\-]", "_", name.replace("/", "--")).strip(".")
+    if not cleaned:
+        raise ValueError(f"model name {name!r} leaves nothing that can name a file; give it a name")
+    return cleaned
+
+
+@contextmanager
+def atomic(path: str | Path):
+    """Yield a temporary path; move it to `path` on success, remove it on any error.
+
+    Serves files and folders.  A reader of `path` sees the old content or the new
+    content, never a part; a killed run leaves only a name that nothing reads.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        if path.is_dir():
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
+
+
+def content_hash(path: str | Path, patterns: Sequence[str] = ("**/*",)) -> str:
+    """SHA-256 (hex) of a file, or of the files of a folder that match `patterns`.
+
+    For a folder, relative names and bytes both count, in sorted order.
+    """
+    path = Path(path)
+    digest = hashlib.sha256()
+    if path.is_file():
+        files = [path]
+    else:
+        files = sorted({f for p in patterns for f in path.glob(p) if f.is_file()})
+    if not files:
+        raise FileNotFoundError(f"{path}: no file matches {', '.join(patterns)}")
+    for file in files:
+        if path.is_dir():
+            digest.update(f"{file.relative_to(path).as_posix()}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as stream:
+            while chunk := stream.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def save_sequences(path: str | Path, frame: pd.DataFrame, record: Mapping) -> None:
+    """Write sequences (seq_id, doc_id, split, text) as parquet, `record` in its metadata."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pandas(frame[["seq_id", "doc_id", "split", "text"]], preserve_index=False)
+    table = table.replace_schema_metadata({"lmd": json.dumps(dict(record), sort_keys=True)})
+    with atomic(path) as temporary:
+        pq.write_table(table, temporary)
+
+
+def load_sequences(path: str | Path) -> tuple[pd.DataFrame, dict]:
+    """Read what `save_sequences` wrote: the table, and the record of how it was made."""
+    import pyarrow.parquet as pq
+
+    if not Path(path).exists():
+        raise FileNotFoundError(f"no sequences at {path}: run 01_corpus for this profile first")
+    table = pq.read_table(path)
+    return table.to_pandas(), json.loads(table.schema.metadata[b"lmd"])
+
+
+def open_embeddings(path: str | Path):
+    """Open the embeddings of one model, a float32 zarr array [N, d]; `.attrs` is its record."""
+    import zarr
+
+    if not Path(path).exists():
+        raise FileNotFoundError(
+            f"no embeddings at {path}: run 02_embeddings for this profile first"
+        )
+    array = zarr.open_array(str(path), mode="r")
+    if array.nchunks_initialized != array.nchunks:
+        raise ValueError(
+            f"{path} has {array.nchunks_initialized} of {array.nchunks} chunks: "
+            "delete it and run 02_embeddings again"
+        )
+    return array
+
+
+def save_figure(figure, profile: str, name: str) -> None:
+    """Write figures/<profile>/<name>.pdf and .png; equal figures give equal bytes."""
+    undated = {"pdf": {"CreationDate": None}, "png": {"Software": None}}
+    for kind, metadata in undated.items():
+        with atomic(ROOT / "figures" / clean_name(profile) / f"{name}.{kind}") as temporary:
+            figure.savefig(temporary, format=kind, metadata=metadata)
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+def find_model(
+    source: str, revision: str | None = None, allow_bin: bool = False, weights: bool = True
+) -> Path:
+    """The local folder of a model: `source` is a folder or a Hugging Face hub id.
+
+    A relative folder is looked for under the repository, then under the working
+    directory; a folder goes before a hub id of the same name.  From the hub, only
+    config, tokenizer and safetensors files are fetched (pytorch_model.bin too with
+    `allow_bin`, if there are no safetensors); `weights=False` fetches no weights.
+
+    Raises
+    ------
+    FileNotFoundError  no such folder, or the hub cannot be reached or lacks the id
+    ValueError         the folder is no model, or holds no weights that may be read
+    """
+    for folder in (ROOT / source, Path(source).expanduser()):
+        if folder.is_dir():
+            break
+    else:
+        folder = _fetch(source, revision, allow_bin, weights)
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"folder {source!r} has no config.json, so it is not a model; "
+            "rename it if you meant the hub id of that name"
+        )
+    if weights and not any(folder.glob("*.safetensors")):
+        found = ", ".join(sorted(f.name for f in folder.glob("*.bin"))) or "none"
+        if not (allow_bin and any(folder.glob("pytorch_model*.bin"))):
+            raise ValueError(
+                f"model {source!r} has no safetensors weights (.bin files: {found}); convert it "
+                "with save_pretrained, or set allow_bin to read pytorch_model.bin without unpickling"
+            )
+    return folder
+
+
+def _fetch(source: str, revision: str | None, allow_bin: bool, weights: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    if not re.fullmatch(r"[\w\-][\w.\-]*(/[\w\-][\w.\-]*)?", source) or source.startswith("build/"):
+        raise FileNotFoundError(f"model folder {source!r} does not exist")
+    wanted = ["config.json", *TOKENIZER_FILES] + ["*.safetensors*"] * weights
+    options = {"revision": revision or None, "ignore_patterns": ["*/*"]}
+    try:
+        folder = Path(snapshot_download(source, allow_patterns=wanted, **options))
+        if weights and allow_bin and not any(folder.glob("*.safetensors")):
+            wanted.append("pytorch_model*.bin*")
+            folder = Path(snapshot_download(source, allow_patterns=wanted, **options))
+    except Exception as error:  # the hub client raises many kinds; all mean "not to be had"
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FileNotFoundError(
+            f"model {source!r} is neither a folder nor to be had from the hub "
+            f"({type(error).__name__}: {reason})"
+        ) from None
+    return folder
+
+
+def load_tokenizer(folder: str | Path):
+    """The tokenizer of a model folder; its ids are those of the shipped tokenizer.json.
+
+    transformers 5 rebuilds some tokenizers from their vocabulary and then splits
+    text differently (transformers #45920), so the file itself is loaded whenever
+    there is one, with the special tokens and input names of the model's own class.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"no usable tokenizer in {folder} ({reason})") from None
+    file = Path(folder) / "tokenizer.json"
+    if not file.is_file():
+        return tokenizer
+    return PreTrainedTokenizerFast(
+        tokenizer_file=str(file),
+        model_input_names=tokenizer.model_input_names,
+        model_max_length=tokenizer.model_max_length,
+        **tokenizer.special_tokens_map,
+    )
+
+
+def load_model(
+    folder: str | Path,
+    dtype: str = "float32",
+    seed: int | None = None,
+    allow_bin: bool = False,
+    trust_remote_code: bool = False,
+):
+    """The bare encoder (or decoder) of a model folder as a torch module in eval mode.
+
+    `seed` given: weights are drawn at random by the architecture's own initialisation,
+    nothing but config.json is read.  Weights are converted to `dtype` whatever the
+    checkpoint holds.  Of an encoder-decoder model, the encoder.
+
+    Raises ValueError when a weight is missing (other than a pooler, which is not
+    used), of another shape, or unreadable: no weight is ever filled in at random.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    with torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+            model = AutoModel.from_config(AutoConfig.from_pretrained(str(folder), **options))
+            model = model.to(getattr(torch, dtype))
+        else:
+            try:
+                model, report = AutoModel.from_pretrained(
+                    str(folder), dtype=getattr(torch, dtype), output_loading_info=True,
+                    use_safetensors=None if allow_bin else True, **options,
+                )  # fmt: skip
+            except Exception as error:
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                raise ValueError(f"cannot load the model in {folder}: {reason}") from None
+            absent = sorted(k for k in report["missing_keys"] if "pooler." not in k)
+            absent += sorted(str(k) for k in report["mismatched_keys"])
+            if absent:
+                raise ValueError(
+                    f"the model in {folder} lacks {len(absent)} weights of its architecture, "
+                    f"first {absent[0]}: it would run on random numbers"
+                )
+    if model.config.is_encoder_decoder:
+        model = model.get_encoder()
+    return model.eval()
+
+
+def max_tokens(model, tokenizer=None, max_length: int | None = None) -> int | None:
+    """Most tokens that `model` can take, special tokens included; None if unlimited.
+
+    The smallest of `max_length`, the tokenizer's limit (if it states a real one) and
+    the number of usable positions.  RoBERTa-likes number positions from
+    padding_idx + 1, so that 514 position vectors serve 512 tokens.
+    """
+    import torch
+
+    limits = [getattr(model.config, "max_position_embeddings", None), max_length]
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            reserved = 0 if module.padding_idx is None else module.padding_idx + 1
+            limits.append(module.num_embeddings - reserved)
+    if tokenizer is not None and tokenizer.model_max_length < 10**9:
+        limits.append(tokenizer.model_max_length)
+    return min((int(limit) for limit in limits if limit and limit > 0), default=None)
+
+
+def tokenize(texts: Sequence[str], tokenizer, max_length: int | None = None) -> dict[str, list]:
+    """Token ids and masks per text, unpadded, cut at `max_length` tokens.
+
+    Special tokens come from the model's single-sentence template alone: a text that
+    spells one ("[SEP]", "</s>") is split like any other text.
+    """
+    return dict(
+        tokenizer(
+            list(texts),
+            truncation=max_length is not None,
+            max_length=max_length,
+            padding=False,
+            return_attention_mask=True,
+            split_special_tokens=True,
+            verbose=False,
+        )
+    )
+
+
+# --- embeddings ----------------------------------------------------------------------------------
+
+
+def mean_pool(hidden_states, attention_mask, divisor: str = "tokens"):
+    """Mean of the token vectors of each text, [B, T, d] and [B, T] -> float32 [B, d].
+
+    u = Σ_i m_i h_i / Σ_i m_i   (``divisor="tokens"``, m the attention mask)
+    u = Σ_i m_i h_i / T         (``divisor="length"``: padding pulls the mean to zero,
+                                 as in the code published with the paper)
+
+    Raises ValueError for other shapes or divisors, and for a text without tokens.
+    """
+    if hidden_states.ndim != 3 or hidden_states.shape[:2] != attention_mask.shape:
+        raise ValueError(
+            f"hidden_states {tuple(hidden_states.shape)} and attention_mask "
+            f"{tuple(attention_mask.shape)} should be [B, T, d] and [B, T]"
+        )
+    if divisor not in ("tokens", "length"):
+        raise ValueError(f'divisor is "tokens" or "length", not {divisor!r}')
+    mask = attention_mask.bool()
+    counts = mask.sum(1)
+    if not bool((counts > 0).all()):
+        rows = (counts == 0).nonzero().flatten().tolist()
+        raise ValueError(f"no real token in row {_some(rows)}: the mean is undefined")
+    # masked_fill, not a product: a padded position may hold NaN, and 0 * NaN is NaN.
+    total = hidden_states.float().masked_fill(~mask.unsqueeze(-1), 0.0).sum(1)
+    return total / (counts.unsqueeze(1) if divisor == "tokens" else hidden_states.shape[1])
+
+
+def embed(
+    texts: Sequence[str],
+    model,
+    *,
+    max_length: int | None,
+    tokenizer=None,
+    layer: int | Sequence[int] = -1,
+    pooling: str = "mean",
+    batch_size: int = 32,
+    device: str | None = None,
+    dtype: str = "float32",
+    progress: bool = True,
+) -> np.ndarray:
+    """Pooled hidden states of each text, float32 [N, d], row i for text i.
+
+    Parameters
+    ----------
+    texts       N strings, none of them blank
+    model       hub id, folder, or a loaded torch module (then `tokenizer` is needed)
+    max_length  tokens kept of a text, special tokens included; clamped to what the
+                model can take (`max_tokens`); None for just that limit
+    layer       -1: last layer; 0: input embeddings; k: after block k.  A sequence of
+                layers is read in one pass and gives [len(layer), N, d]
+    pooling     "mean" over real tokens, or "padded_mean": their sum over max_length
+    dtype       "float32", or "bfloat16": autocast, faster where the processor has it
+
+    Texts are padded on the right whatever the tokenizer prefers: with a mask, neither
+    encoders nor decoders see the padding, and positions count from the first token.
+    Longformer runs with local attention only (no global token), its default.
+
+    Raises ValueError naming the rows that are blank, have no token, or come out
+    non-finite, and for a layer or pooling that does not exist.
+    """
+    import torch
+
+    texts = list(texts)
+    blank = [i for i, text in enumerate(texts) if not isinstance(text, str) or not text.strip()]
+    if blank:
+        raise ValueError(
+            f"{len(blank)} of {len(texts)} texts are blank or no text: row {_some(blank)}"
+        )
+    if pooling not in ("mean", "padded_mean"):
+        raise ValueError(f'pooling is "mean" or "padded_mean", not {pooling!r}')
+    if dtype not in ("float32", "bfloat16"):
+        raise ValueError(f'dtype is "float32" or "bfloat16", not {dtype!r}')
+    if isinstance(model, (str, Path)):
+        folder = find_model(str(model))
+        model, tokenizer = load_model(folder), tokenizer or load_tokenizer(folder)
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    elif tokenizer is None:
+        raise ValueError("a loaded model needs its tokenizer: embed(texts, model, tokenizer=…)")
+    if any(p.dtype != torch.float32 for p in model.parameters()):
+        model = copy.deepcopy(model).float()
+    device = torch.device(device) if device else next(model.parameters()).device
+    layers = [layer] if isinstance(layer, int) else list(layer)
+    depth = model.config.num_hidden_layers
+    if wrong := [k for k in layers if not -1 <= k <= depth]:
+        raise ValueError(f"layer {wrong[0]} does not exist: the model has blocks 1 to {depth}")
+
+    limit = max_tokens(model, tokenizer, max_length)
+    if pooling == "padded_mean" and limit is None:
+        raise ValueError("padded_mean divides by max_length: give one")
+    rows = tokenize(texts, tokenizer, limit) if texts else {"input_ids": []}
+    accepted = inspect.signature(model.forward).parameters
+    fills = {"input_ids": _pad_id(tokenizer, model), "attention_mask": 0, "token_type_ids": 0}
+    fills = {k: v for k, v in fills.items() if k in rows and k in accepted}
+    lengths = np.array([len(ids) for ids in rows["input_ids"]], dtype=int)
+    if (lengths == 0).any():
+        raise ValueError(
+            f"the tokenizer finds no token in row {_some(np.flatnonzero(lengths == 0))}"
+        )
+    order = np.argsort(-lengths, kind="stable")
+
+    out = np.empty((len(layers), len(texts), model.config.hidden_size), np.float32)
+    was_training, divisor = model.training, "tokens" if pooling == "mean" else "length"
+    model.eval().to(device)
+    options = {"output_hidden_states": layers != [-1], "use_cache": False}
+    options = {k: v for k, v in options.items() if k in accepted or k == "output_hidden_states"}
+    try:
+        with _bar(len(texts), progress) as bar, torch.inference_mode():
+            for start in range(0, len(texts), batch_size):
+                chosen = order[start : start + batch_size]
+                width = limit if pooling == "padded_mean" else lengths[chosen].max()
+                inputs = {
+                    key: torch.tensor(
+                        [rows[key][i] + [fill] * (width - lengths[i]) for i in chosen],
+                        device=device,
+                    )
+                    for key, fill in fills.items()
+                }
+                with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
+                    states = model(**inputs, **options)
+                for j, k in enumerate(layers):
+                    hidden = states.last_hidden_state if k == -1 else states.hidden_states[k]
+                    pooled = mean_pool(hidden, inputs["attention_mask"], divisor)
+                    out[j, chosen] = pooled.cpu().numpy()
+                bar.update(len(chosen))
+    finally:
+        model.train(was_training)
+    if not np.isfinite(out).all():
+        bad = np.flatnonzero(~np.isfinite(out).all(axis=(0, 2)))
+        raise ValueError(f"{len(bad)} of {len(texts)} embeddings are not finite: row {_some(bad)}")
+    return out[0] if isinstance(layer, int) else out
+
+
+def _pad_id(tokenizer, model) -> int:
+    """An id that the vocabulary already has; the mask hides it, so that any would do."""
+    ids = (
+        tokenizer.pad_token_id,
+        getattr(model.config, "pad_token_id", None),
+        tokenizer.eos_token_id,
+    )
+    return next((i for i in ids if i is not None), 0)
+
+
+def _some(rows: Sequence[int], most: int = 8) -> str:
+    rows = [int(row) for row in rows]
+    return ", ".join(map(str, rows[:most])) + (
+        f" … ({len(rows)} in all)" if len(rows) > most else ""
+    )
+
+
+@contextmanager
+def _bar(total: int, progress: bool):
+    """A tqdm bar on the terminal that LMD_PROGRESS names: never in a notebook's output."""
+    from tqdm import tqdm
+
+    terminal = os.environ.get("LMD_PROGRESS")
+    with open(terminal or os.devnull, "w") as stream:
+        yield tqdm(total=total, file=stream, disable=not (progress and terminal), unit="text")
+
+
+# --- moments -------------------------------------------------------------------------------------
+
+
+class Moments:
+    """Joint mean and covariance of several models over the same texts.
+
+    Blocks are centred on their own mean before they are multiplied, in float64, and
+    merged exactly (Chan, Golub and LeVeque 1983):
+
+        S = S_a + S_b + δ δᵀ n_a n_b / n,   δ = mean_b - mean_a,   n = n_a + n_b
+
+    Memory is O(D²) plus one block, whatever the number of rows.
+
+    names : list of models, in the order of their dimensions
+    n     : rows seen
+    mean  : float64 [D]
+    cov   : float64 [D, D], divisor n - 1
+    """
+
+    def __init__(self, dims: Mapping[str, int]):
+        if not dims:
+            raise ValueError("moments need at least one model")
+        self.names = list(dims)
+        ends = np.cumsum([0, *dims.values()]).tolist()
+        self._slices = {name: slice(a, b) for name, a, b in zip(self.names, ends, ends[1:])}
+        self.n = 0
+        self.mean = np.zeros(ends[-1])
+        self._scatter = np.zeros((ends[-1], ends[-1]))
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], block_size: int = 4096) -> Moments:
+        """Moments of {name: [N, d_k]} arrays (numpy, zarr, memory maps), `block_size` rows at a time."""
+        rows = {name: len(array) for name, array in arrays.items()}
+        if len(set(rows.values())) > 1:
+            raise ValueError(f"models have different numbers of rows: {rows}")
+        moments = cls({name: array.shape[1] for name, array in arrays.items()})
+        for start in range(0, max(rows.values()), block_size):
+            moments.update({k: array[start : start + block_size] for k, array in arrays.items()})
+        return moments
+
+    def slice(self, name: str) -> slice:
+        """Where the dimensions of `name` lie in `mean` and `cov`."""
+        if name not in self._slices:
+            raise KeyError(f"no model {name!r} in these moments: {', '.join(self.names)}")
+        return self._slices[name]
+
+    def dim(self, *names: str) -> int:
+        """Number of dimensions of the named models together."""
+        return sum(self.slice(name).stop - self.slice(name).start for name in names)
+
+    def index(self, names: Sequence[str]) -> np.ndarray:
+        """Dimensions of the named models, in the order of `names`."""
+        return np.concatenate([np.arange(self.mean.size)[self.slice(name)] for name in names])
+
+    @property
+    def cov(self) -> np.ndarray:
+        if self.n < 2:
+            raise ValueError(f"a covariance needs two rows, not {self.n}")
+        return self._scatter / (self.n - 1)
+
+    def cov_block(self, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
+        """`cov` between two lists of models, without forming the whole of it."""
+        if self.n < 2:
+            raise ValueError(f"a covariance needs two rows, not {self.n}")
+        return self._scatter[np.ix_(self.index(rows), self.index(columns))] / (self.n - 1)
+
+    def update(self, block: Mapping[str, np.ndarray]) -> Moments:
+        """Take in a block of rows {name: [n, d_k]} of all models; returns self."""
+        if set(block) != set(self.names):
+            raise ValueError(f"block has models {sorted(block)}, moments have {sorted(self.names)}")
+        shapes = {name: np.shape(block[name]) for name in self.names}
+        n = shapes[self.names[0]][0]
+        if any(shape != (n, self.dim(name)) for name, shape in shapes.items()):
+            raise ValueError(f"blocks do not fit: {shapes}")
+        if n == 0:
+            return self
+        x = np.concatenate([np.asarray(block[name], np.float64) for name in self.names], axis=1)
+        mean = x.mean(axis=0)
+        if not np.isfinite(mean).all():
+            row = int(np.flatnonzero(~np.isfinite(x).all(axis=1))[0])
+            name = next(k for k in self.names if not np.isfinite(x[row, self.slice(k)]).all())
+            raise ValueError(f"model {name!r} has a non-finite value in row {self.n + row}")
+        x -= mean
+        self._absorb(n, mean, x.T @ x)
+        return self
+
+    def merge(self, other: Moments) -> Moments:
+        """Take in moments of further rows of the same models; returns self."""
+        if other._slices != self._slices:
+            raise ValueError(f"cannot merge moments of {other.names} into those of {self.names}")
+        self._absorb(other.n, other.mean, other._scatter)
+        return self
+
+    def _absorb(self, n: int, mean: np.ndarray, scatter: np.ndarray) -> None:
+        if n == 0:
+            return
+        delta, total = mean - self.mean, self.n + n
+        self._scatter += scatter
+        self._scatter += np.outer(delta, delta * (self.n * n / total))
+        self.mean = self.mean + delta * (n / total)
+        self.n = total
+
+    def save(self, path: str | Path) -> None:
+        """Write to one safetensors file."""
+        from safetensors.numpy import save_file
+
+        dims = {name: self.dim(name) for name in self.names}
+        with atomic(path) as temporary:
+            save_file(
+                {"mean": self.mean, "scatter": self._scatter},
+                temporary,
+                metadata={"n": str(self.n), "dims": json.dumps(dims)},
+            )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Moments:
+        """Read what `save` wrote."""
+        from safetensors import safe_open
+
+        with safe_open(path, framework="numpy") as file:
+            moments = cls(json.loads(file.metadata()["dims"]))
+            moments.n = int(file.metadata()["n"])
+            moments.mean, moments._scatter = file.get_tensor("mean"), file.get_tensor("scatter")
+        return moments
+
+
+# --- decomposition -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """A target model as a linear combination of basis models: u_t ≈ Σ_s W_s u_s + b.
+
+    weights : {basis: float64 [d_t, d_s]};  bias : float64 [d_t]
+    n, p    : rows of the fit, dimensions of the basis (n <= p: in-sample R² means nothing)
+    """
+
+    target: str
+    basis: tuple[str, ...]
+    alpha: float
+    n: int
+    p: int
+    weights: dict[str, np.ndarray]
+    bias: np.ndarray
+    moments: Moments = field(repr=False, compare=False)
+
+    @cached_property
+    def rank(self) -> int:
+        """Numerical rank of the basis covariance (at most p, and at most n - 1)."""
+        covariance = self.moments.cov_block(self.basis, self.basis)
+        return int(np.linalg.matrix_rank(covariance, hermitian=True))
+
+    def predict(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The target as the basis gives it, {basis: [N, d_s]} -> float64 [N, d_t]."""
+        return (
+            sum(np.asarray(arrays[s], np.float64) @ w.T for s, w in self.weights.items())
+            + self.bias
+        )
+
+    def score(self, moments: Moments) -> float:
+        """R² on the rows of `moments`, pooled over the target's dimensions.
+
+        R² = 1 - SSR / SST,  SSR = Σ |u_t - W u_S - b|²,  SST = Σ |u_t - ū_t|²,
+        ū_t the mean of these rows.
+        """
+        residual = np.concatenate(
+            [np.eye(len(self.bias)), *(-self.weights[s] for s in self.basis)], axis=1
+        )
+        names = [self.target, *self.basis]
+        mean = self.moments.mean[self.moments.index(names)]
+        return _r2(residual, mean, moments, names, self.target)
+
+
+def fit(
+    moments: Moments, target: str, basis: str | Sequence[str], alpha: float = 1e-6
+) -> Decomposition:
+    """Write `target` as a linear combination of `basis` by regularised least squares.
+
+    W = C_tS (C_SS + alpha I)⁻¹,   b = mu_t - W mu_S      (Zhang 2022, equation 3 and alpha)
+
+    `alpha` is added to the covariance (divisor n - 1), in its units; 0 gives the
+    minimum-norm solution even where C_SS is singular.  Warns when n <= p.
+
+    Raises ValueError for a target in its own basis, an empty or repeated basis, a
+    negative alpha, fewer than two rows; KeyError for a name the moments do not have.
+    """
+    basis = (basis,) if isinstance(basis, str) else tuple(basis)
+    if not basis or len(set(basis)) < len(basis) or target in basis:
+        raise ValueError(f"basis {basis} of {target!r} is empty, repeats a model or has the target")
+    p = moments.dim(*basis)
+    _check(moments, p, alpha)
+    stacked = _solve(moments.cov_block(basis, basis), moments.cov_block(basis, [target]), alpha).T
+    parts = np.split(stacked, np.cumsum([moments.dim(s) for s in basis])[:-1], axis=1)
+    bias = moments.mean[moments.slice(target)] - stacked @ moments.mean[moments.index(basis)]
+    return Decomposition(target, basis, alpha, moments.n, p, dict(zip(basis, parts)), bias, moments)
+
+
+def pair_scores(
+    train: Moments, evaluate: Moments | Mapping[str, Moments], alpha: float = 1e-6
+) -> pd.DataFrame | dict[str, pd.DataFrame]:
+    """R² of every model (column) on every other (row); NaN on the diagonal.
+
+    Fitted on `train`, scored on `evaluate`; several evaluation sets {split: Moments}
+    share the fits and give {split: table}.  One factorisation per basis model
+    serves all its targets.
+    """
+    splits = evaluate if isinstance(evaluate, Mapping) else {"": evaluate}
+    names = train.names
+    _check(train, max(train.dim(name) for name in names), alpha)
+    tables = {split: pd.DataFrame(np.nan, index=names, columns=names) for split in splits}
+    for basis in names:
+        targets = [name for name in names if name != basis]
+        if not targets:
+            continue
+        cross = train.cov_block([basis], targets)
+        weights = _solve(train.cov_block([basis], [basis]), cross, alpha)
+        ends = np.cumsum([train.dim(t) for t in targets])[:-1]
+        for target, part in zip(targets, np.split(weights, ends, axis=1)):
+            residual = np.hstack([np.eye(part.shape[1]), -part.T])
+            mean = train.mean[train.index([target, basis])]
+            for split, moments in splits.items():
+                tables[split].loc[basis, target] = _r2(
+                    residual, mean, moments, [target, basis], target
+                )
+    return tables if isinstance(evaluate, Mapping) else tables[""]
+
+
+def group_scores(
+    train: Moments, evaluate: Moments | Mapping[str, Moments], alpha: float = 1e-6
+) -> pd.Series | dict[str, pd.Series]:
+    """R² of every model on all the others together, indexed by target.
+
+    One inverse gives all fits: with P = (C + alpha I)⁻¹ the residual of target t is
+    u_t - W u_S - b = (P_tt)⁻¹ P_t: (u - mu), since W = -(P_tt)⁻¹ P_tS.
+    """
+    splits = evaluate if isinstance(evaluate, Mapping) else {"": evaluate}
+    names = train.names
+    if len(names) < 2:
+        raise ValueError(f"a group score needs two models, there is only {names[0]!r}")
+    _check(train, train.mean.size - min(train.dim(name) for name in names), alpha)
+    tables = {split: pd.Series(np.nan, index=names, dtype=float) for split in splits}
+    precision = _inverse(train.cov, alpha) if alpha > 0 else None
+    for target in names:
+        if precision is None:
+            one = fit(train, target, [name for name in names if name != target], alpha)
+            scores = {split: one.score(moments) for split, moments in splits.items()}
+        else:
+            at = train.slice(target)
+            residual = linalg.solve(precision[at, at], precision[at], assume_a="pos")
+            scores = {s: _r2(residual, train.mean, m, names, target) for s, m in splits.items()}
+        for split, score in scores.items():
+            tables[split][target] = score
+    return tables if isinstance(evaluate, Mapping) else tables[""]
+
+
+def adjusted_r2(r2_train, n: int, p: int):
+    """1 - (1 - R²)(n - 1)/(n - p - 1): train R² without the credit for p free dimensions.
+
+    NaN where n <= p + 1, since nothing is left to judge by.
+    """
+    if n <= p + 1:
+        return np.full_like(r2_train, np.nan, dtype=float)[()]
+    return 1 - (1 - np.asarray(r2_train, dtype=float))[()] * (n - 1) / (n - p - 1)
+
+
+def _check(moments: Moments, p: int, alpha: float) -> None:
+    if not alpha >= 0:
+        raise ValueError(f"alpha is a number >= 0, not {alpha!r}")
+    if moments.n <= p:
+        warnings.warn(
+            f"n = {moments.n} rows for p = {p} basis dimensions: R² on these rows is no evidence "
+            "of dependence; read a held-out score",
+            stacklevel=3,
+        )
+
+
+def _solve(c: np.ndarray, b: np.ndarray, alpha: float) -> np.ndarray:
+    """(C + alpha I)⁻¹ B for a covariance C; the minimum-norm solution at alpha = 0."""
+    if alpha > 0:
+        c.flat[:: len(c) + 1] += alpha
+        try:
+            return linalg.cho_solve(linalg.cho_factor(c, lower=True), b)
+        except linalg.LinAlgError:  # alpha is lost in the rounding of a much larger C
+            c.flat[:: len(c) + 1] -= alpha
+    values, vectors = linalg.eigh(c)
+    kept = values > len(c) * np.finfo(float).eps * values[-1]
+    scale = np.where(kept, values, 0) + alpha
+    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
+    return (vectors * inverse) @ (vectors.T @ b)
+
+
+def _inverse(c: np.ndarray, alpha: float) -> np.ndarray:
+    return _solve(c, np.eye(len(c)), alpha)
+
+
+def _r2(residual, mean, moments: Moments, names: Sequence[str], target: str) -> float:
+    """1 - SSR/SST where `residual` [d_t, p] acts on the centred dimensions of `names`."""
+    index = moments.index(names)
+    if index.size != residual.shape[1]:
+        raise ValueError(
+            f"models {list(names)} have {index.size} dimensions here, {residual.shape[1]} in the fit"
+        )
+    whole = list(names) == moments.names
+    scatter = moments._scatter if whole else moments._scatter[np.ix_(index, index)]
+    drift = residual @ (moments.mean[index] - mean)
+    at = moments.slice(target)
+    total = np.trace(moments._scatter[at, at])
+    if not total > 0:
+        raise ValueError(
+            f"target {target!r} does not vary over the {moments.n} scored rows: R² is undefined"
+        )
+    return float(1 - (np.vdot(residual @ scatter, residual) + moments.n * drift @ drift) / total)
