@@ -33,7 +33,16 @@ from gensim.corpora.wikicorpus import extract_pages, filter_wiki
 from gensim.test.utils import datapath
 from safetensors.torch import load_file, save_file
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 SAMPLE = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 ARTICLES = 8
@@ -101,10 +110,15 @@ def byte_level_tokenizer(texts, special, template):
     tokenizer = Tokenizer(models.BPE(vocab, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(t, lstrip="mask" in t.lower(), normalized=False) for t in special])
+    tokenizer.add_special_tokens(
+        [AddedToken(t, lstrip="mask" in t.lower(), normalized=False) for t in special]
+    )
     if template == "roberta":
         tokenizer.post_processor = processors.RobertaProcessing(
-            ("</s>", vocab["</s>"]), ("<s>", vocab["<s>"]), trim_offsets=True, add_prefix_space=False
+            ("</s>", vocab["</s>"]),
+            ("<s>", vocab["<s>"]),
+            trim_offsets=True,
+            add_prefix_space=False,
         )
     elif template == "deberta":
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -124,12 +138,17 @@ def unigram_tokenizer(texts, kind):
     """SentencePiece Unigram with the special tokens, normalizer and template of `kind`."""
     before, after = {
         "xlm-roberta": (["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"]),
-        "xlnet": (["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"], []),
+        "xlnet": (
+            ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"],
+            [],
+        ),
         "albert": (["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"], []),
     }[kind]
     blob = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(line for text in texts for line in text.splitlines() if line.strip()),
+        sentence_iterator=iter(
+            line for text in texts for line in text.splitlines() if line.strip()
+        ),
         model_writer=blob,
         model_type="unigram",
         vocab_size=VOCABULARY,
@@ -195,12 +214,24 @@ def usual(hidden, positions, **more):
 
 
 def distilbert(hidden):
-    return {"dim": hidden, "n_layers": 2, "n_heads": 2, "hidden_dim": 2 * hidden, "max_position_embeddings": 128}
+    return {
+        "dim": hidden,
+        "n_layers": 2,
+        "n_heads": 2,
+        "hidden_dim": 2 * hidden,
+        "max_position_embeddings": 128,
+    }
 
 
 UNCASED = {"do_lower_case": True, "model_max_length": 128}
 CASED = {"do_lower_case": False, "model_max_length": 128}
-ROBERTA = {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+ROBERTA = {
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
 DEBERTA = {
     "relative_attention": True,
     "max_relative_positions": -1,
@@ -209,15 +240,35 @@ DEBERTA = {
     "layer_norm_eps": 1e-7,
     "type_vocab_size": 0,
 }
-XLNET = {"d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 64, "pad_token_id": 5, "bos_token_id": 1, "eos_token_id": 2}
-GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128, "bos_token_id": 0, "eos_token_id": 0}
+XLNET = {
+    "d_model": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "d_inner": 64,
+    "pad_token_id": 5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GPT2 = {
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 128,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 
 # name: (pre-training class, tokenizer, config, tokenizer_config.json). RoBERTa's 66 positions are 64 tokens.
 CHECKPOINTS = {
     "bert-base-uncased": ("BertForPreTraining", "bert-uncased", usual(32, 128), UNCASED),
     "bert-base-multilingual-cased": ("BertForPreTraining", "bert-cased", usual(24, 128), CASED),
     "distilbert-base-uncased": ("DistilBertForMaskedLM", "bert-uncased", distilbert(32), UNCASED),
-    "distilbert-base-multilingual-cased": ("DistilBertForMaskedLM", "bert-cased", distilbert(24), CASED),
+    "distilbert-base-multilingual-cased": (
+        "DistilBertForMaskedLM",
+        "bert-cased",
+        distilbert(24),
+        CASED,
+    ),
     "electra-base-discriminator": (
         "ElectraForPreTraining",
         "bert-uncased",
@@ -230,12 +281,37 @@ CHECKPOINTS = {
         usual(16, 130, attention_window=[8, 8], sep_token_id=2, **ROBERTA),
         {"model_max_length": 128},
     ),
-    "deberta-base": ("DebertaForMaskedLM", "deberta", usual(32, 128, **DEBERTA), {"do_lower_case": False}),
-    "roberta-base": ("RobertaForMaskedLM", "roberta", usual(32, 66, **ROBERTA), {"model_max_length": 64}),
-    "distilroberta-base": ("RobertaForMaskedLM", "roberta", usual(16, 66, **ROBERTA), {"model_max_length": 64}),
-    "xlm-roberta-base": ("XLMRobertaForMaskedLM", "xlm-roberta", usual(24, 66, **ROBERTA), {"model_max_length": 64}),
+    "deberta-base": (
+        "DebertaForMaskedLM",
+        "deberta",
+        usual(32, 128, **DEBERTA),
+        {"do_lower_case": False},
+    ),
+    "roberta-base": (
+        "RobertaForMaskedLM",
+        "roberta",
+        usual(32, 66, **ROBERTA),
+        {"model_max_length": 64},
+    ),
+    "distilroberta-base": (
+        "RobertaForMaskedLM",
+        "roberta",
+        usual(16, 66, **ROBERTA),
+        {"model_max_length": 64},
+    ),
+    "xlm-roberta-base": (
+        "XLMRobertaForMaskedLM",
+        "xlm-roberta",
+        usual(24, 66, **ROBERTA),
+        {"model_max_length": 64},
+    ),
     "xlnet-base-cased": ("XLNetLMHeadModel", "xlnet", XLNET, {}),
-    "albert-base-v2": ("AlbertForPreTraining", "albert", usual(24, 128, embedding_size=16), UNCASED),
+    "albert-base-v2": (
+        "AlbertForPreTraining",
+        "albert",
+        usual(24, 128, embedding_size=16),
+        UNCASED,
+    ),
     "gpt2": ("GPT2LMHeadModel", "gpt2", GPT2, {"model_max_length": 128}),
 }
 
@@ -245,7 +321,9 @@ def rename_as_published(name, path):
     weights = load_file(path)
     if name == "bert-base-uncased":
         weights = {
-            key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+            key.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                "LayerNorm.bias", "LayerNorm.beta"
+            ): tensor
             for key, tensor in weights.items()
         }
     elif name == "roberta-base":
@@ -265,7 +343,7 @@ def save_checkpoint(folder, name, tokenizer, files, seed):
         model = model_class(config).eval()
         # A fresh model starts with zero biases and unit norms; trained ones do not.
         with torch.no_grad():
-            for key, parameter in model.named_parameters():
+            for parameter in model.parameters():
                 if parameter.ndim == 1:
                     parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder)
@@ -280,7 +358,12 @@ def save_checkpoint(folder, name, tokenizer, files, seed):
 def stamp():
     """What decides the bytes: this file and the versions of what it calls."""
     versions = {m.__name__: m.__version__ for m in (sentencepiece, tokenizers, torch, transformers)}
-    return json.dumps({"tool": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(), **versions}, indent=2) + "\n"
+    return (
+        json.dumps(
+            {"tool": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(), **versions}, indent=2
+        )
+        + "\n"
+    )
 
 
 def build(outdir):
@@ -294,9 +377,9 @@ def build(outdir):
     with tempfile.TemporaryDirectory(prefix=".making-", dir=outdir) as temporary:
         texts = articles()
         trained = {kind: train(texts) for kind, train in TOKENIZERS.items()}
-        for seed, (name, (_, kind, _, _)) in enumerate(CHECKPOINTS.items()):
+        for i, (name, (_, kind, _, _)) in enumerate(CHECKPOINTS.items()):
             folder = Path(temporary, name)
-            save_checkpoint(folder, name, *trained[kind], seed)
+            save_checkpoint(folder, name, *trained[kind], seed=1000 + i)
             if (outdir / name).exists():
                 shutil.rmtree(outdir / name)
             folder.rename(outdir / name)
