@@ -131,6 +131,22 @@ def open_embeddings(path: str | Path):
     return array
 
 
+def write_results(profile: str, name: str, table: pd.DataFrame) -> None:
+    """Write data/results/<profile>/<name>.csv, nine decimals; equal tables give equal bytes."""
+    with atomic(ROOT / "data" / "results" / clean_name(profile) / f"{name}.csv") as temporary:
+        table.to_csv(temporary, index=False, float_format="%.9f", lineterminator="\n")
+
+
+def read_results(profile: str, name: str) -> pd.DataFrame:
+    """Read a table that an earlier notebook wrote."""
+    path = ROOT / "data" / "results" / clean_name(profile) / f"{name}.csv"
+    if not path.exists():
+        raise FileNotFoundError(
+            f"no table {path.relative_to(ROOT)}: run the notebooks before this one for profile {profile!r}"
+        )
+    return pd.read_csv(path)
+
+
 def save_figure(figure, profile: str, name: str) -> None:
     """Write figures/<profile>/<name>.pdf and .png; equal figures give equal bytes."""
     undated = {"pdf": {"CreationDate": None}, "png": {"Software": None}}
@@ -190,10 +206,8 @@ def _fetch(source: str, revision: str | None, allow_bin: bool, weights: bool) ->
             wanted.append("pytorch_model*.bin*")
             folder = Path(snapshot_download(source, allow_patterns=wanted, **options))
     except Exception as error:  # the hub client raises many kinds; all mean "not to be had"
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FileNotFoundError(
-            f"model {source!r} is neither a folder nor to be had from the hub "
-            f"({type(error).__name__}: {reason})"
+            f"model {source!r} is neither a folder nor to be had from the hub ({_first_line(error)})"
         ) from None
     return folder
 
@@ -204,23 +218,38 @@ def load_tokenizer(folder: str | Path):
     transformers 5 rebuilds some tokenizers from their vocabulary and then splits
     text differently (transformers #45920), so the file itself is loaded whenever
     there is one, with the special tokens and input names of the model's own class.
+    Raises ValueError for a folder without a usable tokenizer.
     """
+    from tokenizers import Regex, models, pre_tokenizers
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"no usable tokenizer in {folder} ({reason})") from None
-    file = Path(folder) / "tokenizer.json"
-    if not file.is_file():
-        return tokenizer
-    return PreTrainedTokenizerFast(
-        tokenizer_file=str(file),
-        model_input_names=tokenizer.model_input_names,
-        model_max_length=tokenizer.model_max_length,
-        **tokenizer.special_tokens_map,
-    )
+    folder = Path(folder)
+    vocabularies = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+    if not any(True for pattern in vocabularies for _ in folder.glob(pattern)):
+        raise ValueError(f"folder {folder} has no tokenizer ({', '.join(vocabularies)})")
+    with _quiet_transformers():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except Exception as error:
+            raise ValueError(f"no usable tokenizer in {folder} ({_first_line(error)})") from None
+    if (folder / "tokenizer.json").is_file():
+        names = list(tokenizer.model_input_names)
+        # XLNet was trained with <cls> in a segment of its own; transformers 5 leaves it out.
+        names += ["token_type_ids"] * ("XLNet" in type(tokenizer).__name__)
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_file=str(folder / "tokenizer.json"),
+            model_input_names=names,
+            model_max_length=tokenizer.model_max_length,
+            **tokenizer.special_tokens_map,
+        )
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None and isinstance(backend.model, models.Unigram):
+        # Unigram vocabularies hold "</s>" as a piece: cut a spelled one so that it cannot match.
+        specials = [token for token in tokenizer.all_special_tokens if len(token) > 1]
+        cut = Regex("|".join(f"{re.escape(t[0])}(?={re.escape(t[1:])})" for t in specials))
+        steps = [backend.pre_tokenizer, pre_tokenizers.Split(cut, "isolated")]
+        backend.pre_tokenizer = pre_tokenizers.Sequence([step for step in steps if step])
+    return tokenizer
 
 
 def load_model(
@@ -243,30 +272,52 @@ def load_model(
     from transformers import AutoConfig, AutoModel
 
     options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _quiet_transformers():
         if seed is not None:
             torch.manual_seed(seed)
             model = AutoModel.from_config(AutoConfig.from_pretrained(str(folder), **options))
             model = model.to(getattr(torch, dtype))
         else:
+            options |= {"use_safetensors": None if allow_bin else True}
+            options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
             try:
                 model, report = AutoModel.from_pretrained(
-                    str(folder), dtype=getattr(torch, dtype), output_loading_info=True,
-                    use_safetensors=None if allow_bin else True, **options,
-                )  # fmt: skip
+                    str(folder), dtype=getattr(torch, dtype), **options
+                )
             except Exception as error:
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-                raise ValueError(f"cannot load the model in {folder}: {reason}") from None
-            absent = sorted(k for k in report["missing_keys"] if "pooler." not in k)
-            absent += sorted(str(k) for k in report["mismatched_keys"])
-            if absent:
                 raise ValueError(
-                    f"the model in {folder} lacks {len(absent)} weights of its architecture, "
-                    f"first {absent[0]}: it would run on random numbers"
+                    f"cannot load the model in {folder}: {_first_line(error)}"
+                ) from None
+            wrong = [f"{key} is missing" for key in report["missing_keys"] if "pooler." not in key]
+            wrong += [f"{key[0]} has another shape" for key in report["mismatched_keys"]]
+            if wrong:
+                raise ValueError(
+                    f"the model in {folder} does not fit its config.json, {len(wrong)} weights would "
+                    f"be random numbers: {sorted(wrong)[0]}"
                 )
     if model.config.is_encoder_decoder:
         model = model.get_encoder()
     return model.eval()
+
+
+@contextmanager
+def _quiet_transformers():
+    """Loading without bars and reports; what matters of them is raised by the caller."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no message')}"
 
 
 def max_tokens(model, tokenizer=None, max_length: int | None = None) -> int | None:
@@ -410,7 +461,8 @@ def embed(
     order = np.argsort(-lengths, kind="stable")
 
     out = np.empty((len(layers), len(texts), model.config.hidden_size), np.float32)
-    was_training, divisor = model.training, "tokens" if pooling == "mean" else "length"
+    divisor = "tokens" if pooling == "mean" else "length"
+    modes = {module: module.training for module in model.modules()}
     model.eval().to(device)
     options = {"output_hidden_states": layers != [-1], "use_cache": False}
     options = {k: v for k, v in options.items() if k in accepted or k == "output_hidden_states"}
@@ -434,7 +486,8 @@ def embed(
                     out[j, chosen] = pooled.cpu().numpy()
                 bar.update(len(chosen))
     finally:
-        model.train(was_training)
+        for module, mode in modes.items():
+            module.training = mode
     if not np.isfinite(out).all():
         bad = np.flatnonzero(~np.isfinite(out).all(axis=(0, 2)))
         raise ValueError(f"{len(bad)} of {len(texts)} embeddings are not finite: row {_some(bad)}")
@@ -500,7 +553,7 @@ class Moments:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], block_size: int = 4096) -> Moments:
         """Moments of {name: [N, d_k]} arrays (numpy, zarr, memory maps), `block_size` rows at a time."""
-        rows = {name: len(array) for name, array in arrays.items()}
+        rows = {name: array.shape[0] for name, array in arrays.items()}
         if len(set(rows.values())) > 1:
             raise ValueError(f"models have different numbers of rows: {rows}")
         moments = cls({name: array.shape[1] for name, array in arrays.items()})
@@ -521,6 +574,13 @@ class Moments:
     def index(self, names: Sequence[str]) -> np.ndarray:
         """Dimensions of the named models, in the order of `names`."""
         return np.concatenate([np.arange(self.mean.size)[self.slice(name)] for name in names])
+
+    def select(self, names: Sequence[str]) -> Moments:
+        """The moments of some of the models."""
+        chosen, index = Moments({name: self.dim(name) for name in names}), self.index(names)
+        chosen.n, chosen.mean = self.n, self.mean[index]
+        chosen._scatter = self._scatter[np.ix_(index, index)]
+        return chosen
 
     @property
     def cov(self) -> np.ndarray:
