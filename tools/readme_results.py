@@ -1,0 +1,76 @@
+"""Write the result tables of README.md from data/results/checkpoints, between its two marks.
+
+    python tools/readme_results.py        # rewrites the block
+    python tools/readme_results.py check  # exits 1 when the block is not what the tables say
+"""
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+ROOT = Path(__file__).resolve().parent.parent
+START, END = "<!-- results: from data/results/checkpoints -->", "<!-- end of results -->"
+
+
+def markdown(table: pd.DataFrame, corner: str) -> str:
+    """A DataFrame of numbers as a Markdown table, three decimals."""
+    rows = [[corner, *map(str, table.columns)], ["---"] + ["--:"] * table.shape[1]]
+    for label, values in table.iterrows():
+        rows.append([str(label), *("" if pd.isna(v) else f"{v:.3f}" for v in values)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def pair_table(scores: pd.DataFrame, T: int) -> pd.DataFrame:
+    """Test R² of each target (column) on each basis (row), and on all other models together."""
+    test = scores[(scores["split"] == "test") & (scores["T"] == T)]
+    joint = test["basis"].str.contains("+", regex=False)
+    order = list(dict.fromkeys(test["target"]))
+    table = test[~joint].pivot(index="basis", columns="target", values="r2")
+    table = table.reindex(index=order, columns=order)
+    table.loc["*all other trained layers*"] = test[joint].set_index("target")["r2"]
+    return table
+
+
+def group_table(scores: pd.DataFrame) -> pd.DataFrame:
+    """Group correlation (mean over targets) per T: train, adjusted, validation, test, and n/p."""
+    group = scores[scores["kind"] == "group"]
+    table = group.pivot_table(index="T", columns="split", values="r2", aggfunc="mean")
+    train = group[group["split"] == "train"]
+    table["adjusted"] = train.groupby("T")["r2_adjusted"].mean()
+    table["n/p"] = train.assign(ratio=train["n"] / train["p"]).groupby("T")["ratio"].mean()
+    return table[["train", "adjusted", "validation", "test", "n/p"]]
+
+
+def block() -> str:
+    scores = pd.read_csv(ROOT / "data" / "results" / "checkpoints" / "scores.csv")
+    longest = scores["T"].max()
+    return "\n\n".join(
+        [
+            START,
+            f"R² on test documents at T = {longest}; rows explain columns, `minilm-random` has random weights:",
+            markdown(pair_table(scores, longest), "basis \\ target"),
+            "Mean over the three trained layers, each explained by the other two:",
+            markdown(group_table(scores), "T"),
+            END,
+        ]
+    )
+
+
+def main():
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    if text.count(START) != 1 or text.count(END) != 1:
+        sys.exit(f"README.md must hold the marks {START} and {END} once each")
+    new = text[: text.index(START)] + block() + text[text.index(END) + len(END) :]
+    if sys.argv[1:] == ["check"]:
+        sys.exit(
+            0
+            if new == text
+            else "README.md: its tables differ from data/results/checkpoints; run python tools/readme_results.py"
+        )
+    readme.write_text(new, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
