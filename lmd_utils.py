@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -545,7 +546,9 @@ class Moments:
             raise ValueError("moments need at least one model")
         self.names = list(dims)
         ends = np.cumsum([0, *dims.values()]).tolist()
-        self._slices = {name: slice(a, b) for name, a, b in zip(self.names, ends, ends[1:])}
+        self._slices = {
+            name: slice(a, b) for name, (a, b) in zip(self.names, pairwise(ends), strict=True)
+        }
         self.n = 0
         self.mean = np.zeros(ends[-1])
         self._scatter = np.zeros((ends[-1], ends[-1]))
@@ -553,6 +556,10 @@ class Moments:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], block_size: int = 4096) -> Moments:
         """Moments of {name: [N, d_k]} arrays (numpy, zarr, memory maps), `block_size` rows at a time."""
+        if wrong := [name for name, array in arrays.items() if array.ndim != 2]:
+            raise ValueError(f"model {wrong[0]!r} is no [N, d] array: {arrays[wrong[0]].shape}")
+        if block_size < 1:
+            raise ValueError(f"block_size is a number of rows, 1 or more, not {block_size}")
         rows = {name: array.shape[0] for name, array in arrays.items()}
         if len(set(rows.values())) > 1:
             raise ValueError(f"models have different numbers of rows: {rows}")
@@ -697,8 +704,7 @@ class Decomposition:
             [np.eye(len(self.bias)), *(-self.weights[s] for s in self.basis)], axis=1
         )
         names = [self.target, *self.basis]
-        mean = self.moments.mean[self.moments.index(names)]
-        return _r2(residual, mean, moments, names, self.target)
+        return _r2(residual, self.moments, moments, names, self.target)
 
 
 def fit(
@@ -722,7 +728,9 @@ def fit(
     stacked = _solve(moments.cov_block(basis, basis), moments.cov_block(basis, [target]), alpha).T
     parts = np.split(stacked, np.cumsum([moments.dim(s) for s in basis])[:-1], axis=1)
     bias = moments.mean[moments.slice(target)] - stacked @ moments.mean[moments.index(basis)]
-    return Decomposition(target, basis, alpha, moments.n, p, dict(zip(basis, parts)), bias, moments)
+    return Decomposition(
+        target, basis, alpha, moments.n, p, dict(zip(basis, parts, strict=True)), bias, moments
+    )
 
 
 def pair_scores(
@@ -745,9 +753,8 @@ def pair_scores(
         cross = train.cov_block([basis], targets)
         weights = _solve(train.cov_block([basis], [basis]), cross, alpha)
         ends = np.cumsum([train.dim(t) for t in targets])[:-1]
-        for target, part in zip(targets, np.split(weights, ends, axis=1)):
+        for target, part in zip(targets, np.split(weights, ends, axis=1), strict=True):
             residual = np.hstack([np.eye(part.shape[1]), -part.T])
-            mean = train.mean[train.index([target, basis])]
             for split, moments in splits.items():
                 tables[split].loc[basis, target] = _r2(
                     residual, mean, moments, [target, basis], target
@@ -777,7 +784,7 @@ def group_scores(
         else:
             at = train.slice(target)
             residual = linalg.solve(precision[at, at], precision[at], assume_a="pos")
-            scores = {s: _r2(residual, train.mean, m, names, target) for s, m in splits.items()}
+            scores = {s: _r2(residual, train, m, names, target) for s, m in splits.items()}
         for split, score in scores.items():
             tables[split][target] = score
     return tables if isinstance(evaluate, Mapping) else tables[""]
@@ -794,8 +801,8 @@ def adjusted_r2(r2_train, n: int, p: int):
 
 
 def _check(moments: Moments, p: int, alpha: float) -> None:
-    if not alpha >= 0:
-        raise ValueError(f"alpha is a number >= 0, not {alpha!r}")
+    if not 0 <= alpha < np.inf:
+        raise ValueError(f"alpha is a finite number >= 0, not {alpha!r}")
     if moments.n <= p:
         warnings.warn(
             f"n = {moments.n} rows for p = {p} basis dimensions: R² on these rows is no evidence "
@@ -823,20 +830,21 @@ def _inverse(c: np.ndarray, alpha: float) -> np.ndarray:
     return _solve(c, np.eye(len(c)), alpha)
 
 
-def _r2(residual, mean, moments: Moments, names: Sequence[str], target: str) -> float:
-    """1 - SSR/SST where `residual` [d_t, p] acts on the centred dimensions of `names`."""
-    index = moments.index(names)
-    if index.size != residual.shape[1]:
+def _r2(residual, train: Moments, scored: Moments, names: Sequence[str], target: str) -> float:
+    """1 - SSR/SST of `scored`; `residual` [d_t, p] acts on the dimensions of `names` less their train mean."""
+    if changed := [name for name in names if scored.dim(name) != train.dim(name)]:
+        name = changed[0]
         raise ValueError(
-            f"models {list(names)} have {index.size} dimensions here, {residual.shape[1]} in the fit"
+            f"model {name!r} has {train.dim(name)} dimensions in the fit, {scored.dim(name)} here"
         )
-    whole = list(names) == moments.names
-    scatter = moments._scatter if whole else moments._scatter[np.ix_(index, index)]
-    drift = residual @ (moments.mean[index] - mean)
-    at = moments.slice(target)
-    total = np.trace(moments._scatter[at, at])
-    if not total > 0:
+    index = scored.index(names)
+    whole = list(names) == scored.names
+    scatter = scored._scatter if whole else scored._scatter[np.ix_(index, index)]
+    drift = residual @ (scored.mean[index] - train.mean[train.index(names)])
+    at = scored.slice(target)
+    total, rounding = np.trace(scored._scatter[at, at]), 64 * np.finfo(float).eps
+    if total <= scored.n * (rounding * np.linalg.norm(scored.mean[at])) ** 2:
         raise ValueError(
-            f"target {target!r} does not vary over the {moments.n} scored rows: R² is undefined"
+            f"target {target!r} does not vary over the {scored.n} scored rows: R² is undefined"
         )
-    return float(1 - (np.vdot(residual @ scatter, residual) + moments.n * drift @ drift) / total)
+    return float(1 - (np.vdot(residual @ scatter, residual) + scored.n * drift @ drift) / total)
