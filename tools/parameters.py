@@ -296,10 +296,11 @@ def read(environment):
     if given["CORPUS"]:
         overrides |= parse_corpus(given["CORPUS"], callers)
     if given["SET"]:
-        overrides |= parse_set(given["SET"])
-    values = literals | values | overrides
-    del values["profile"]
-    check("SET" if given["SET"] else f"profile {profile}", values, literals)
+        single = parse_set(given["SET"])
+        check("SET", single, literals)
+        overrides |= single
+    values = {k: v for k, v in literals.items() if k != "profile"} | values | overrides
+    check(f"profile {profile} with its overrides", values, literals)
 
     run = given["RUN"] or ("custom" if overrides else profile)
     if not re.fullmatch(r"[\w\-][\w.\-]*", run):

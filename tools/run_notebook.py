@@ -84,7 +84,7 @@ def main():
         if name not in literals:
             sys.exit(f"{notebook.name}: unknown parameter {name!r}{nearest(name, list(literals))}")
     signal.signal(signal.SIGTERM, stop)
-    begin = time.monotonic()
+    begin = time.time()
     print(f"{notebook.stem} ...", flush=True)
     scratch = tempfile.mkdtemp(prefix="lmd-")
     try:
@@ -93,7 +93,8 @@ def main():
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     (output.parent.parent / "failed" / output.name).unlink(missing_ok=True)
-    print(f"{notebook.stem} done in {time.monotonic() - begin:.0f} s", flush=True)
+    os.utime(output, (begin, begin))  # what was edited while it ran is newer
+    print(f"{notebook.stem} done in {time.time() - begin:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

