@@ -756,9 +756,8 @@ def pair_scores(
         for target, part in zip(targets, np.split(weights, ends, axis=1), strict=True):
             residual = np.hstack([np.eye(part.shape[1]), -part.T])
             for split, moments in splits.items():
-                tables[split].loc[basis, target] = _r2(
-                    residual, mean, moments, [target, basis], target
-                )
+                score = _r2(residual, train, moments, [target, basis], target)
+                tables[split].loc[basis, target] = score
     return tables if isinstance(evaluate, Mapping) else tables[""]
 
 
