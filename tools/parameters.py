@@ -155,16 +155,22 @@ def check_models(where, models):
         if entry.get("role", "model") not in ("model", "control"):
             raise ValueError(f"{here}: role is {entry['role']!r}, not 'model' or 'control'")
     if sum(entry.get("role", "model") == "model" for entry in models) < 2:
-        raise ValueError(f"{where}: at least two with role model are needed to decompose one on the other")
+        raise ValueError(
+            f"{where}: at least two with role model are needed to decompose one on the other"
+        )
 
 
 def check(where, values, literals):
     """Raise ValueError, naming `where`, for the first value that no notebook could use."""
     for key, value in values.items():
         if key == "profile":
-            raise ValueError(f"{where}: 'profile' is the name of the run and cannot be set; use RUN=name")
+            raise ValueError(
+                f"{where}: 'profile' is the name of the run and cannot be set; use RUN=name"
+            )
         if key not in literals:
-            raise ValueError(f"{where}: unknown parameter {key!r}{nearest(str(key), list(literals))}")
+            raise ValueError(
+                f"{where}: unknown parameter {key!r}{nearest(str(key), list(literals))}"
+            )
         here = f"{where}: {key}"
         check_type(here, value, literals[key])
         if key in CHOICES and value not in CHOICES[key]:
@@ -190,7 +196,9 @@ class Loader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value!r} twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key.value!r} twice", problem_mark=key.start_mark
+                )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -282,7 +290,9 @@ def parse_set(text):
 
 def read(environment):
     """(run, {notebook: parameters}, all parameters) of PROFILE, RUN, MODELS, CORPUS and SET."""
-    given = {k: environment.get(k, "").strip() for k in ("PROFILE", "RUN", "MODELS", "CORPUS", "SET")}
+    given = {
+        k: environment.get(k, "").strip() for k in ("PROFILE", "RUN", "MODELS", "CORPUS", "SET")
+    }
     callers = [Path(p) for p in (environment.get("CALLER"), ROOT) if p]
     notebooks, literals = all_declared()
     profile = given["PROFILE"] or literals["profile"]
@@ -308,7 +318,9 @@ def read(environment):
     if run != profile and (PROFILES / f"{run}.yaml").is_file() or run == "published":
         raise ValueError(f"RUN={run} would overwrite that profile's results; choose another name")
     if overrides and run == profile:
-        raise ValueError(f"RUN={run} would overwrite the profile's own results; choose another name")
+        raise ValueError(
+            f"RUN={run} would overwrite the profile's own results; choose another name"
+        )
     values["profile"] = run
     return run, {n: {k: values[k] for k in names} for n, names in notebooks.items()}, values
 
@@ -329,7 +341,9 @@ def hub_sources(values):
     if values.get("tokenizer"):
         wanted.append((values["tokenizer"], values.get("tokenizer_revision", "")))
     ids = {s: r for s, r in wanted if not (ROOT / Path(s).expanduser()).is_dir()}
-    return ids, values.get("corpus", "").removeprefix("hub:") * values.get("corpus", "").startswith("hub:")
+    return ids, values.get("corpus", "").removeprefix("hub:") * values.get("corpus", "").startswith(
+        "hub:"
+    )
 
 
 def check_sources(values):
@@ -366,7 +380,8 @@ def products(run, values):
     names = [m["name"].replace("/", "--") for m in values["models"]]
     folders = [f"T{t:03d}" for t in values["lengths"]]
     return {
-        "01_corpus": [results / "corpus.csv"] + [build / "sequences" / f"{t}.parquet" for t in folders],
+        "01_corpus": [results / "corpus.csv"]
+        + [build / "sequences" / f"{t}.parquet" for t in folders],
         "02_embeddings": [results / "models.csv"]
         + [build / "embeddings" / t / f"{n}.zarr" for t in folders for n in names],
         "03_decomposition": [results / "scores.csv"],
@@ -379,7 +394,10 @@ def write(run, notebooks, values):
     folder = ROOT / "build" / run / "params"
     folder.mkdir(parents=True, exist_ok=True)
     for notebook, parameters in notebooks.items():
-        path, executed = folder / f"{notebook}.yaml", folder.parent / "notebooks" / f"{notebook}.ipynb"
+        path, executed = (
+            folder / f"{notebook}.yaml",
+            folder.parent / "notebooks" / f"{notebook}.ipynb",
+        )
         text = f"# {notebook}, run {run}; local inputs {fingerprint(parameters)}\n"
         text += yaml.safe_dump(parameters, sort_keys=False, allow_unicode=True)
         lost = executed.exists() and any(
@@ -401,7 +419,9 @@ def dimensions(source):
         config = json.loads((ROOT / Path(source).expanduser() / "config.json").read_text())
     except OSError:
         return 768
-    return next((config[k] for k in ("hidden_size", "d_model", "dim", "n_embd") if k in config), 768)
+    return next(
+        (config[k] for k in ("hidden_size", "d_model", "dim", "n_embd") if k in config), 768
+    )
 
 
 def needs(values):

@@ -46,7 +46,9 @@ def main():
         given = executed.metadata.papermill.parameters
         if dict(given) != declared(path):
             differ = [k for k, v in declared(path).items() if given.get(k) != v]
-            sys.exit(f"{path.name}: run with other values of {', '.join(differ)} than its own literals")
+            sys.exit(
+                f"{path.name}: run with other values of {', '.join(differ)} than its own literals"
+            )
         try:
             notebook = refreshed(nbformat.read(path, as_version=4), executed)
         except ValueError as error:

@@ -68,7 +68,9 @@ def run(notebook, values, output):
         if temporary.exists():
             kept.parent.mkdir(parents=True, exist_ok=True)
             os.replace(temporary, kept)
-        reason = f"{getattr(error, 'ename', type(error).__name__)}: {getattr(error, 'evalue', error)}"
+        reason = (
+            f"{getattr(error, 'ename', type(error).__name__)}: {getattr(error, 'evalue', error)}"
+        )
         reason = (reason.strip().splitlines() or ["no message"])[0]
         sys.exit(f"{notebook.name} failed: {reason}; see {os.path.relpath(kept, ROOT)}")
     finally:
