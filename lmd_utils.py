@@ -775,7 +775,8 @@ def group_scores(
         raise ValueError(f"a group score needs two models, there is only {names[0]!r}")
     _check(train, train.mean.size - min(train.dim(name) for name in names), alpha)
     tables = {split: pd.Series(np.nan, index=names, dtype=float) for split in splits}
-    precision = _inverse(train.cov, alpha) if alpha > 0 else None
+    c = train.cov
+    precision = _solve(c, np.eye(len(c)), alpha) if alpha > _rounding(c) else None
     for target in names:
         if precision is None:
             one = fit(train, target, [name for name in names if name != target], alpha)
@@ -810,23 +811,24 @@ def _check(moments: Moments, p: int, alpha: float) -> None:
         )
 
 
+def _rounding(c: np.ndarray) -> float:
+    """Eigenvalues of the covariance C below this are rounding, not variance."""
+    return len(c) * np.finfo(float).eps * np.trace(c)
+
+
 def _solve(c: np.ndarray, b: np.ndarray, alpha: float) -> np.ndarray:
-    """(C + alpha I)⁻¹ B for a covariance C; the minimum-norm solution at alpha = 0."""
-    if alpha > 0:
-        c.flat[:: len(c) + 1] += alpha
+    """(C + alpha I)⁻¹ B for a covariance C, without the directions in which C is only rounding.
+
+    B has nothing to give there either; alpha = 0 so gives the minimum-norm solution.
+    """
+    if alpha > _rounding(c):
         try:
-            return linalg.cho_solve(linalg.cho_factor(c, lower=True), b)
-        except linalg.LinAlgError:  # alpha is lost in the rounding of a much larger C
-            c.flat[:: len(c) + 1] -= alpha
+            return linalg.cho_solve(linalg.cho_factor(c + alpha * np.eye(len(c)), lower=True), b)
+        except linalg.LinAlgError:
+            pass
     values, vectors = linalg.eigh(c)
     kept = values > len(c) * np.finfo(float).eps * values[-1]
-    scale = np.where(kept, values, 0) + alpha
-    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
-    return (vectors * inverse) @ (vectors.T @ b)
-
-
-def _inverse(c: np.ndarray, alpha: float) -> np.ndarray:
-    return _solve(c, np.eye(len(c)), alpha)
+    return (vectors[:, kept] / (values[kept] + alpha)) @ (vectors[:, kept].T @ b)
 
 
 def _r2(residual, train: Moments, scored: Moments, names: Sequence[str], target: str) -> float:
