@@ -17,6 +17,7 @@ import parameters
 import pytest
 import refresh_notebooks
 import yaml
+from clone import environment as clean_environment
 from conftest import ROOT
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
@@ -266,7 +267,7 @@ def call(tool, *arguments, **environment):
     """Run one of the tools as make does; (status, last line, all output)."""
     done = subprocess.run(
         [sys.executable, ROOT / "tools" / tool, *map(str, arguments)],
-        env=os.environ | environment,
+        env=clean_environment(**environment),
         capture_output=True,
         text=True,
         timeout=120,

@@ -1,0 +1,253 @@
+"""The pipeline through make, in a copy of the repository, on tiny models."""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+
+import pandas as pd
+import pytest
+import tiny_models as tiny
+from clone import changes, clone, environment, make
+from conftest import ROOT
+
+pytestmark = pytest.mark.pipeline
+
+STORY = ["00_overview", "01_corpus", "02_embeddings", "03_decomposition", "04_figures"]
+PAPER = [name for name in tiny.CHECKPOINTS if name != "gpt2"]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory, tiny_models):
+    return clone(tmp_path_factory.mktemp("pipeline") / "copy", "models", "tiny")
+
+
+def begun(lines):
+    """Names of the notebooks that a run of make has begun to execute."""
+    return [line.removesuffix(" ...") for line in lines if line.endswith(" ...")]
+
+
+@pytest.fixture(scope="module")
+def smoke(copy):
+    status, lines = make(copy, "-j4", "smoke")
+    assert status == 0, "\n".join(lines)
+    assert sorted(begun(lines)) == STORY
+    return copy
+
+
+def test_smoke_makes_every_artefact(smoke):
+    assert sorted(p.name for p in (smoke / "build/smoke/notebooks").iterdir()) == [
+        f"{n}.ipynb" for n in STORY
+    ]
+    assert sorted(p.name for p in (smoke / "build/smoke/sequences").iterdir()) == [
+        "T008.parquet",
+        "T016.parquet",
+    ]
+    assert len(list((smoke / "build/smoke/embeddings").glob("T*/*.zarr"))) == 6
+    figures = smoke / "figures" / "smoke"
+    assert (
+        {p.stem for p in figures.glob("*.pdf")} == {p.stem for p in figures.glob("*.png")} != set()
+    )
+    scores = pd.read_csv(smoke / "data/results/smoke/scores.csv")
+    assert set(scores["kind"]) == {"pair", "group"} and set(scores["T"]) == {8, 16}
+    assert set(scores["split"]) == {"train", "validation", "test"}
+    assert len(scores) == 2 * 3 * (6 + 3)
+    for table in ("corpus.csv", "models.csv"):
+        assert len(pd.read_csv(smoke / "data/results/smoke" / table)) == 6
+
+
+def test_the_tree_stays_clean(smoke):
+    assert changes(smoke) == ""
+
+
+def test_a_second_run_does_nothing(smoke):
+    files = {
+        p: p.stat().st_mtime_ns for p in smoke.rglob("*") if p.is_file() and ".git" not in p.parts
+    }
+    status, lines = make(smoke, "reproduce", PROFILE="smoke")
+    assert status == 0 and begun(lines) == [] and len(lines) == 1
+    assert files == {p: p.stat().st_mtime_ns for p in files}
+
+
+def test_a_changed_value_runs_only_what_depends_on_it(smoke):
+    profile = smoke / "notebooks/profiles/smoke.yaml"
+    text = profile.read_text()
+    profile.write_text(text.replace("alpha: 1.0e-6", "alpha: 1.0e-3"))
+    status, lines = make(smoke, "reproduce", PROFILE="smoke")
+    profile.write_text(text)
+    assert status == 0 and begun(lines) == ["03_decomposition", "04_figures"]
+    assert set(pd.read_csv(smoke / "data/results/smoke/scores.csv")["alpha"]) == {1e-3}
+
+
+def test_a_failing_notebook_is_kept_aside_and_made_again_once_repaired(smoke):
+    notebook = smoke / "notebooks/00_overview.ipynb"
+    executed = smoke / "build/smoke/notebooks/00_overview.ipynb"
+    text = notebook.read_text()
+    broken = json.loads(text)
+    [cell for cell in broken["cells"] if cell["cell_type"] == "code"][1]["source"] = [
+        "raise RuntimeError('planted')"
+    ]
+    notebook.write_text(json.dumps(broken))
+    executed.unlink()
+
+    status, lines = make(smoke, "build/smoke/notebooks/00_overview.ipynb", PROFILE="smoke")
+    assert status != 0 and not executed.exists()
+    line = next(line for line in lines if line.startswith("00_overview.ipynb failed"))
+    assert (
+        line
+        == "00_overview.ipynb failed: RuntimeError: planted; see build/smoke/failed/00_overview.ipynb"
+    )
+    assert all(later.startswith("make") for later in lines[lines.index(line) + 1 :])
+    kept = json.loads((smoke / "build/smoke/failed/00_overview.ipynb").read_text())
+    assert "planted" in json.dumps([c.get("outputs") for c in kept["cells"]])
+
+    notebook.write_text(text)
+    status, lines = make(smoke, "build/smoke/notebooks/00_overview.ipynb", PROFILE="smoke")
+    assert status == 0 and begun(lines) == ["00_overview"] and executed.exists()
+
+
+@pytest.fixture(scope="module")
+def documents():
+    """Paragraphs of a few encyclopedia articles, as documents."""
+    paragraphs = [line.strip() for text in tiny.articles() for line in text.splitlines()]
+    return [p for p in paragraphs if len(p) > 200]
+
+
+SMALL = "n_train=300 n_validation=40 n_test=40 validation_share=0.2 test_share=0.2 tokenizer=build/tiny/bert-base-uncased"
+
+
+def test_every_architecture_of_the_paper_on_a_parquet_corpus(copy, documents, tmp_path):
+    """The paper's profile (padded mean, decoded text, first sequences, splits by position) on twelve folders."""
+    assert len(PAPER) == 12
+    pd.DataFrame({"text": documents}).to_parquet(tmp_path / "corpus.parquet")
+    models = " ".join(f"build/tiny/{name}" for name in PAPER)
+    settings = {
+        "PROFILE": "paper",
+        "MODELS": models,
+        "CORPUS": tmp_path / "corpus.parquet",
+        "RUN": "twelve",
+    }
+    status, lines = make(copy, "reproduce", SET=f"lengths=[8,16] {SMALL}", **settings)
+    assert status == 0 and begun(lines) == STORY, "\n".join(lines)
+    scores = pd.read_csv(copy / "data/results/twelve/scores.csv")
+    assert set(scores["target"]) == set(PAPER) and set(scores["pooling"]) == {"padded_mean"}
+    assert len(scores) == 2 * 3 * (12 * 11 + 12)
+    assert scores["r2"].notna().all() and (scores["r2"] <= 1).all()
+    assert changes(copy) == ""
+
+
+def test_own_models_and_text_from_another_folder(copy, documents, tmp_path):
+    """Two folders under their own names, and a .txt file, both relative to where make was called."""
+    (tmp_path / "own.txt").write_text("\n".join(documents), encoding="utf-8")
+    for name in ("roberta-base", "gpt2"):
+        shutil.copytree(ROOT / "build/tiny" / name, tmp_path / "models" / name)
+    given = {
+        "MODELS": "mine=models/roberta-base ./models/gpt2",
+        "CORPUS": "own.txt",
+        "CALLER": tmp_path,
+    }
+    status, lines = make(
+        copy, "data/results/custom/scores.csv", SET=f"lengths=[8] {SMALL}", **given
+    )
+    assert status == 0 and begun(lines) == STORY[1:4], "\n".join(lines)
+    scores = pd.read_csv(copy / "data/results/custom/scores.csv")
+    assert set(scores["target"]) == {"mine", "gpt2"}
+
+
+@pytest.mark.parametrize("profile", ["paper", "paper_corrected"])
+def test_a_hub_profile_says_what_it_needs_and_stops_when_the_hub_is_out_of_reach(copy, profile):
+    status, lines = make(copy, "reproduce", PROFILE=profile)
+    assert status != 0 and begun(lines) == []
+    assert any("12 models, about 6.0 GB of weights" in line for line in lines)
+    told = [line for line in lines if not line.startswith("make")]
+    assert told[-1].startswith("parameters: the model hub cannot be reached")
+
+
+def test_a_bad_value_is_one_line(copy):
+    status, lines = make(copy, "reproduce", SET="alpha=1e-3")
+    assert status != 0
+    assert [line for line in lines if not line.startswith("make")] == [
+        "parameters: SET: alpha: '1e-3' is text, a number is needed; write 1.0e-3"
+    ]
+
+
+def test_a_damaged_checkpoint_is_one_line(copy):
+    file = copy / "build/models/all-MiniLM-L6-v2/config.json"
+    data = file.read_bytes()
+    file.unlink()  # it may be a link to the original
+    file.write_bytes(data.replace(b"384", b"385"))
+    status, lines = make(copy, "reproduce")
+    file.write_bytes(data)
+    assert status != 0 and begun(lines) == []
+    (line,) = [line for line in lines if not line.startswith("make")]
+    assert "all-MiniLM-L6-v2/config.json: SHA-256 is" in line and line.endswith(
+        "and run make again"
+    )
+
+
+# --- set-up, with a stand-in for Python and pip ---------------------------------------------------
+
+STAND_IN = """#!/bin/sh
+echo "$(basename "$0") $*" >> {log}
+case "$*" in
+  "-c import sys"*) exit {unsupported} ;;
+  "-m venv"*) for last; do :; done; mkdir -p "$last/bin"; cp "$0" "$last/bin/python"; touch "$last/pyvenv.cfg" ;;
+  "-m pip install"*) test ! -e {broken} ;;
+esac
+"""
+
+
+@pytest.fixture
+def setup(tmp_path):
+    """Run `make .venv/...` of a copy with a stand-in for Python; (status, lines, calls of the stand-in)."""
+    for name in ("Makefile", "requirements.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    log, broken = tmp_path / "calls", tmp_path / "broken"
+
+    def run(unsupported=0, breaks=False, python=None):
+        log.write_text("")
+        broken.touch() if breaks else broken.unlink(missing_ok=True)
+        stand_in = tmp_path / "python3.11"
+        stand_in.write_text(STAND_IN.format(log=log, broken=broken, unsupported=unsupported))
+        stand_in.chmod(stand_in.stat().st_mode | stat.S_IEXEC)
+        command = [
+            "make",
+            "setup",
+            f"PYTHON={python or stand_in}",
+            f"VENV={tmp_path}/env",
+            "MINILM=requirements.txt",
+        ]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60
+        )
+        return done.returncode, (done.stdout + done.stderr).splitlines(), log.read_text()
+
+    return run
+
+
+@pytest.mark.parametrize("python", [None, "no-such-python", "/nowhere/python3"])
+def test_an_unsupported_or_missing_python_is_one_line(setup, python):
+    status, lines, calls = setup(unsupported=1, python=python)
+    assert status != 0 and "venv" not in calls
+    (line,) = [line for line in lines if not line.startswith("make")]
+    assert "3.11, 3.12 or 3.13" in line and "make setup PYTHON=" in line
+
+
+def test_set_up_happens_once_and_follows_the_pins(setup, tmp_path):
+    status, _, calls = setup()
+    assert status == 0 and "-m venv" in calls and "-m pip install" in calls
+    assert setup()[0] == 0 and setup()[2] == ""
+    os.utime(tmp_path / "requirements.txt")
+    assert setup()[2] == ""
+    with open(tmp_path / "requirements.txt", "a") as file:
+        file.write("# another pin\n")
+    status, _, calls = setup()
+    assert status == 0 and "-m venv" not in calls and "-m pip install" in calls
+
+
+def test_an_interrupted_set_up_is_not_taken_for_done(setup):
+    assert setup(breaks=True)[0] != 0
+    status, _, calls = setup()
+    assert status == 0 and "-m venv --clear" in calls and "-m pip install" in calls
+    assert setup()[2] == ""

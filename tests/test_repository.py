@@ -1,0 +1,217 @@
+"""The repository as a whole: pins, commands of the README, profiles, hygiene of what is committed."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+
+import check_notebooks
+import parameters
+import pytest
+import yaml
+from conftest import ROOT
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PROFILES = sorted(p.stem for p in (ROOT / "notebooks" / "profiles").glob("*.yaml"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "data" / "DATASETS.md"]
+
+
+def committed():
+    """Files that git tracks or would track; every file of a copy without git."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in done.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+def requirements(name):
+    """Requirement lines of a file, without comments and options."""
+    lines = [line.split("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
+    return [line for line in lines if line and not line.startswith("-")]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("requirements*.txt")), ids=lambda p: p.name)
+def test_every_requirement_is_pinned_exactly(path):
+    names = requirements(path.name)
+    assert names and all(
+        re.fullmatch(r"[\w.\-]+==[\w.]+( --hash=sha256:[0-9a-f]{64})?", r) for r in names
+    )
+    assert len({r.split("==")[0].lower() for r in names}) == len(names)
+
+
+def test_checkpoint_packages_have_hashes():
+    for model in json.loads((ROOT / "data/checkpoints.json").read_text()).values():
+        assert all("--hash=sha256:" in r for r in requirements(model["requirements"]))
+        assert all(re.fullmatch(r"[0-9a-f]{64}", h) for h in model["files"].values())
+        assert not [f for f in model["files"] if f.endswith((".py", ".bin", ".pkl", ".pt"))]
+
+
+def test_conda_and_pip_cannot_drift():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    conda = [d for d in environment["dependencies"] if isinstance(d, str)]
+    assert [d.split("=")[0] for d in conda] == ["python", "pip"]
+    assert environment["dependencies"][-1] == {"pip": ["-r requirements.txt"]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["dependencies"] == []
+    assert all("==" in r for r in project["build-system"]["requires"])
+
+
+def test_installed_versions_are_the_pinned_ones():
+    from importlib.metadata import version
+
+    for requirement in requirements("requirements.txt"):
+        name, pinned = requirement.split("==")
+        assert version(name).split("+")[0] == pinned, name
+
+
+def imported(path):
+    """Top-level names of the packages that a module or notebook imports."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+    found = re.findall(r"^\s*(?:import|from) +([\w.]+)", text, re.MULTILINE)
+    return {name.split(".")[0] for name in found}
+
+
+def test_every_import_has_a_pin():
+    packages = {"sklearn": "scikit-learn", "yaml": "PyYAML", "google": "protobuf"}
+    ours = {p.stem for p in ROOT.rglob("*.py") if "build" not in p.parts and ".venv" not in p.parts}
+    sources = [
+        ROOT / "lmd_utils.py",
+        *NOTEBOOKS,
+        *ROOT.glob("tools/*.py"),
+        *ROOT.glob("tests/*.py"),
+    ]
+    names = set().union(*map(imported, sources)) - ours - set(sys.stdlib_module_names)
+    pinned = {r.split("==")[0].lower() for r in requirements("requirements.txt")}
+    assert {packages.get(n, n).lower() for n in names} - pinned == set()
+
+
+def makefile_targets():
+    text = (ROOT / "Makefile").read_text()
+    return set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())
+
+
+def test_make_alone_prints_help_with_every_target():
+    done = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    listed = set(re.findall(r"^  make (\w+)", done.stdout, re.MULTILINE))
+    assert listed == makefile_targets() - {"parameters"}
+    assert all(profile in done.stdout for profile in PROFILES)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.exists()], ids=lambda p: p.name)
+def test_commands_of_the_pages_exist(page):
+    """Every `make …` of a page names targets of the Makefile and profiles that are there."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"```(?:bash|sh|console|shell)?\n(.*?)```", text, re.DOTALL) + re.findall(
+        r"`([^`\n]+)`", text
+    )
+    commands = [line.strip().removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    commands = [line.split("#")[0] for line in commands if re.match(r"(\$ )?make\b", line)]
+    for command in commands:
+        bare = re.sub(r"""\w+=("[^"]*"|'[^']*'|\S*)""", "", command)
+        for word in bare.split()[1:]:
+            known = (
+                word in makefile_targets()
+                or word.startswith(("-", "build/", "data/"))
+                or word in "…&|"
+            )
+            assert known, f"{page.name}: {command}"
+        for profile in re.findall(r"PROFILE=([\w.]+)", command):
+            assert profile in {*PROFILES, "name"}, f"{page.name}: {command}"
+
+
+def test_the_readme_shows_the_two_commands():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "make reproduce" in text and "make test" in text
+
+
+def test_files_that_pages_link_to_exist():
+    for page in [p for p in PAGES if p.exists()]:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert ":" in target or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_profile_is_valid_and_whole(profile):
+    _, literals = parameters.all_declared()
+    values = parameters.load_profile(profile)
+    parameters.check(profile, values, literals)
+    assert set(values) == set(literals) - {"profile"}
+
+
+def test_paper_profiles_are_the_paper():
+    paper, corrected = (parameters.load_profile(n) for n in ("paper", "paper_corrected"))
+    assert len(paper["models"]) == 12 and paper["models"] == corrected["models"]
+    assert paper["lengths"] == [16, 32, 64, 128, 256, 512]
+    assert [paper[k] for k in ("n_train", "n_validation", "n_test", "alpha")] == [
+        128000,
+        12800,
+        12800,
+        1e-6,
+    ]
+    differ = {k: (paper[k], corrected[k]) for k in paper if paper[k] != corrected[k]}
+    assert differ == {
+        "pooling": ("padded_mean", "mean"),
+        "sequences": ("decoded", "spans"),
+        "selection": ("first", "sampled"),
+        "split_by": ("position", "shuffled"),
+    }
+    for model in paper["models"]:
+        assert re.fullmatch(r"[0-9a-f]{40}", model.get("revision", "0" * 40))
+
+
+def test_notebooks_hold_the_default_profile():
+    notebooks, literals = parameters.all_declared()
+    for stem, declared in notebooks.items():
+        for name, value in declared.items():
+            assert value == literals[name], f"{stem}: {name} differs between notebooks"
+    assert literals.pop("profile") == "checkpoints"
+    assert literals == parameters.load_profile("checkpoints")
+
+
+def test_there_are_notebooks():
+    assert [p.name[:2] for p in NOTEBOOKS][:5] == ["00", "01", "02", "03", "04"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebook_hygiene(path):
+    assert list(check_notebooks.problems(path)) == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebook_opens_as_the_others(path):
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    opening = ""
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            break
+        opening += "".join(cell["source"]) + "\n"
+    assert opening.startswith("# ")
+    for word in ("question", "time", "reads", "writes", "previous"):
+        assert word in opening.lower(), f"the opening says nothing of: {word}"
+    for link in re.findall(r"\]\(([\w./]+\.ipynb)\)", opening):
+        assert (path.parent / link).exists(), link
+    sizes = sorted(
+        len("".join(c["source"]).splitlines()) for c in cells if c["cell_type"] == "code"
+    )
+    assert sizes[int(0.9 * (len(sizes) - 1))] <= 20 and sizes[len(sizes) // 2] <= 8
+
+
+def test_no_machine_path_in_what_is_committed():
+    kinds = {".py", ".md", ".yml", ".yaml", ".txt", ".toml", ".sh", ".json", ".cff", ".csv", ""}
+    for path in committed():
+        if path.suffix in kinds and path.parent.name != "tests":
+            found = check_notebooks.LOCAL.search(path.read_text(encoding="utf-8", errors="replace"))
+            assert not found, f"{path.relative_to(ROOT)}: {found[0]}"
+
+
+def test_nothing_large_or_made_is_committed():
+    for path in committed():
+        name = path.relative_to(ROOT).as_posix()
+        assert path.stat().st_size < 5_000_000, name
+        assert not name.startswith(("build/", ".venv/")), name
