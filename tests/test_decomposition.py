@@ -527,3 +527,39 @@ def test_predictions_leave_residuals_without_mean_or_correlation(train_arrays, t
     x = joined(train_arrays, "bc")
     np.testing.assert_allclose(residual.mean(axis=0), 0, atol=1e-10)
     np.testing.assert_allclose((x - x.mean(axis=0)).T @ residual, 0, atol=1e-7)
+
+
+def truncated_ridge(x, y, alpha, rank):
+    """The oracle: ridge weights [d_t, p] by SVD, with the singular values beyond `rank` taken as 0."""
+    u, s, v = np.linalg.svd(x - x.mean(axis=0), full_matrices=False)
+    u, s, v = u[:, :rank], s[:rank], v[:rank]
+    return ((y - y.mean(axis=0)).T @ u) @ np.diag(s / (s**2 + alpha * (len(x) - 1))) @ v
+
+
+@pytest.mark.filterwarnings("ignore:n = ")
+@pytest.mark.parametrize("scale", [1.0, 1e2, 1e4, 1e6])
+@pytest.mark.parametrize("kind", ["few rows", "duplicate columns"])
+def test_h13_an_alpha_that_is_lost_in_rounding(rng, scale, kind):
+    """Large hidden states: alpha nears the rounding of C, which is singular without it.
+
+    Where C has no variance, its rounding eps trace(C) stands against alpha; once alpha is lost
+    in it, such directions take no part and nothing is amplified.
+    """
+    x, y = scale * rng.normal(size=(100, 80)), rng.normal(size=(100, 3))
+    rows, rank = slice(0, 40), 39
+    if kind == "duplicate columns":
+        x, rows, rank = np.hstack([x[:, :6], x[:, :6]]), slice(0, 60), 6
+    others = slice(rows.stop, 100)
+    train, test = moments_of(x[rows], y[rows]), moments_of(x[others], y[others])
+    expected = truncated_ridge(x[rows], y[rows], 1e-6, rank)
+    rounding = np.finfo(float).eps * x[rows].var(axis=0, ddof=1).sum()
+    tolerance = max(rounding / 1e-6 if 1e-6 > x.shape[1] * rounding else 0, 1e-9)
+    fitted = lmd.fit(train, "y", ["x"], alpha=1e-6)
+    np.testing.assert_allclose(scale * fitted.weights["x"], scale * expected, atol=tolerance)
+    assert fitted.rank == rank
+    for moments, part in ((train, rows), (test, others)):
+        predicted = (x[part] - x[rows].mean(axis=0)) @ expected.T + y[rows].mean(axis=0)
+        r2 = r2_score(y[part], predicted, multioutput="variance_weighted")
+        pairs, groups = lmd.pair_scores(train, moments), lmd.group_scores(train, moments)
+        for found in (fitted.score(moments), pairs.loc["x", "y"], groups["y"]):
+            assert found == pytest.approx(r2, abs=tolerance)
