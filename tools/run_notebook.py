@@ -87,7 +87,7 @@ def main():
             sys.exit(f"{notebook.name}: unknown parameter {name!r}{nearest(name, list(literals))}")
     signal.signal(signal.SIGTERM, stop)
     begin = time.time()
-    print(f"{notebook.stem} ...", flush=True)
+    print(f"{notebook.stem} ...\n", end="", flush=True)  # one write: make -j mixes lines
     scratch = tempfile.mkdtemp(prefix="lmd-")
     try:
         prepare_environment(scratch, values)
@@ -96,7 +96,7 @@ def main():
         shutil.rmtree(scratch, ignore_errors=True)
     (output.parent.parent / "failed" / output.name).unlink(missing_ok=True)
     os.utime(output, (begin, begin))  # what was edited while it ran is newer
-    print(f"{notebook.stem} done in {time.time() - begin:.0f} s", flush=True)
+    print(f"{notebook.stem} done in {time.time() - begin:.0f} s\n", end="", flush=True)
 
 
 if __name__ == "__main__":
