@@ -1,0 +1,278 @@
+"""The figures: published table, list of figures, heatmap labels (H20), equal bytes, odd tables."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import lmd_utils as lmd
+
+NOTEBOOK = lmd.ROOT / "notebooks" / "04_figures.ipynb"
+TABLE = lmd.ROOT / "data" / "published" / "zhang2022_r2.csv"
+LIST = (lmd.ROOT / "figures" / "FIGURES.md").read_text(encoding="utf-8")
+PUBLISHED = pd.read_csv(TABLE)
+GROUPS = PUBLISHED[PUBLISHED.kind == "group"]
+TWELVE = list(GROUPS.target.unique())
+EXECUTE = """
+import json, sys
+import matplotlib
+matplotlib.use("agg")
+notebook, parameters = sys.argv[1], json.loads(sys.argv[2])
+space = {}
+for cell in json.load(open(notebook, encoding="utf-8"))["cells"]:
+    if cell["cell_type"] == "code":
+        exec(compile("".join(cell["source"]), cell["id"], "exec"), space)
+        if "parameters" in cell["metadata"].get("tags", []):
+            space.update(parameters)
+"""
+
+
+def cells(path, kind):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    return [c for c in notebook["cells"] if c["cell_type"] == kind]
+
+
+def source(cell):
+    return "".join(cell["source"])
+
+
+def entries():
+    """FIGURES.md as {name: {field: text}}."""
+    parts = re.split(r"^## `(.+)`$", LIST, flags=re.M)[1:]
+    fields = [dict(re.findall(r"^- ([A-Z][a-z ]+): (.+)$", part, re.M)) for part in parts[1::2]]
+    assert len(set(parts[::2])) == len(fields), "a figure is listed twice"
+    return dict(zip(parts[::2], fields))
+
+
+def saved_names(path):
+    """Names that a notebook's source gives to save_figure; a length in braces becomes <T>."""
+    text = "\n".join(source(cell) for cell in cells(path, "code"))
+    names = re.findall(r'save_figure\((?:[^"\n]|\n)+?profile, f?"([^"]+)"\)', text)
+    assert len(names) == text.count("save_figure("), f"{path.name}: a name that is no literal"
+    return {re.sub(r"\{T:03d\}", "<T>", name) for name in names}
+
+
+def write_run(root, profile, models, controls, lengths, missing=0, shift=0.0):
+    """A made-up result in the schema of data/results, all scores under `root`."""
+    rng, rows, every = np.random.default_rng(0), [], models + controls
+
+    def score(T, kind, basis, target, p):
+        r2 = rng.uniform(0.2, 0.9) + shift
+        for split, n in (("train", 3200), ("validation", 400), ("test", 400)):
+            adjusted = lmd.adjusted_r2(r2, n, p) if split == "train" else np.nan
+            rows.append([T, split, kind, basis, target, n, p, r2, adjusted])
+
+    for T in lengths:
+        for target in every:
+            others = [m for m in models if m != target]
+            for basis in every:
+                if basis != target:
+                    control = basis in controls or target in controls
+                    score(T, "control" if control else "pair", basis, target, 384)
+            kind = "control" if target in controls else "group"
+            score(T, kind, "+".join(sorted(others)), target, 384 * len(others))
+    scores = pd.DataFrame(rows, columns="T split kind basis target n p r2 r2_adjusted".split())
+    scores = scores.assign(profile=profile, pooling="mean", alpha=1e-6, ci_low=None, ci_high=None)
+    scores.loc[rng.choice(len(scores), missing, replace=False), "r2"] = np.nan
+    names = pd.DataFrame([(T, m) for T in lengths for m in every], columns=["T", "name"])
+    names["role"] = np.where(names.name.isin(controls), "control", "model")
+    folder = root / "data" / "results" / profile
+    folder.mkdir(parents=True)
+    scores.to_csv(folder / "scores.csv", index=False, float_format="%.9f")
+    names.to_csv(folder / "models.csv", index=False)
+
+
+def small_tree(root):
+    """The files that 04_figures needs, and no others."""
+    for name in ("lmd_utils.py", "notebooks/lmd.mplstyle", "data/published/zhang2022_r2.csv"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(lmd.ROOT / name, root / name)
+    return root
+
+
+def draw(root, profile, lengths, seed="0"):
+    """Run every code cell in a fresh process; returns what it printed."""
+    parameters = json.dumps({"profile": profile, "lengths": lengths})
+    environment = os.environ | {"PYTHONPATH": str(root), "PYTHONHASHSEED": seed}
+    command = [sys.executable, "-W", "error::UserWarning:__main__", "-c", EXECUTE]
+    done = subprocess.run(
+        [*command, str(NOTEBOOK), parameters], env=environment, cwd=root, text=True,
+        capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stderr == ""
+    return done.stdout
+
+
+def digests(folder):
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()}
+
+
+def expected_names(lengths, without):
+    plain = {n for n in saved_names(NOTEBOOK) if "<T>" not in n} - without
+    six = sorted(PUBLISHED["T"].unique())
+    plain |= {f"pairs_T{T:03d}" for T in lengths} | {f"published_pairs_T{T:03d}" for T in six}
+    return {f"{name}.{kind}" for name in plain for kind in ("pdf", "png")}
+
+
+@pytest.fixture(scope="module")
+def thirteen(tmp_path_factory):
+    """Twelve models of the published names and a control at two T."""
+    root = small_tree(tmp_path_factory.mktemp("thirteen"))
+    write_run(root, "thirteen", TWELVE, ["acme/random-twin"], [16, 512], missing=20)
+    return root / "figures" / "thirteen", draw(root, "thirteen", [16, 512], seed="1")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Two models at one T, all scores far below zero, drawn in another process."""
+    root = small_tree(tmp_path_factory.mktemp("two"))
+    write_run(root, "two", ["org/one", "two"], [], [64], shift=-3)
+    return root / "figures" / "two", draw(root, "two", [64], seed="2")
+
+
+@pytest.fixture(scope="module")
+def helpers():
+    """The drawing functions of the notebook, without its figures."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    space = {}
+    for cell in cells(NOTEBOOK, "code"):
+        if "helper" in cell["metadata"].get("tags", []):
+            exec(compile(source(cell), cell["id"], "exec"), space)  # our own notebook
+    yield space
+    space["plt"].rcdefaults()
+
+
+def test_published_table_is_whole():
+    assert len(PUBLISHED) == 6 * 3 * (12 * 11 + 12)
+    assert not PUBLISHED.duplicated(["T", "split", "kind", "basis", "target"]).any()
+    assert PUBLISHED.r2.between(0, 1).all() and PUBLISHED.basis.isna().sum() == 6 * 3 * 12
+    assert set(PUBLISHED.basis.dropna()) == set(PUBLISHED.target) == set(TWELVE)
+
+
+@pytest.mark.parametrize(
+    "split, means",
+    [
+        ("train", [0.7788, 0.8257, 0.8802, 0.9114, 0.9323, 0.9447]),
+        ("validation", [0.7445, 0.7999, 0.8602, 0.8942, 0.9149, 0.9306]),
+        ("test", [0.7427, 0.7925, 0.8543, 0.8904, 0.9151, 0.9299]),
+    ],
+)
+def test_published_group_means(split, means):
+    of_split = GROUPS[GROUPS.split == split].groupby("T").r2.mean()
+    np.testing.assert_allclose(of_split, means, atol=6e-5)
+
+
+def test_what_the_alternative_texts_say_of_the_published_figures():
+    test = PUBLISHED[PUBLISHED.split == "test"]
+    for T, rows in test[test.kind == "pair"].groupby("T"):
+        best = rows.nlargest(2, "r2")
+        assert set(best.target) == {"roberta-base", "allenai/longformer-base-4096"}
+        if T <= 32:
+            assert rows.groupby("target").r2.mean().idxmin() == "xlnet-base-cased"
+    wide = GROUPS.pivot(index=["T", "target"], columns="split", values="r2")
+    assert (wide.train > wide.test).all()
+    multilingual = wide.index.get_level_values("target").str.contains("multilingual|xlm")
+    of_kind = wide.test.groupby(["T", multilingual]).mean().unstack()
+    assert (of_kind[False] > of_kind[True]).all()
+
+
+def test_the_list_names_what_the_notebooks_save():
+    saved = {p.stem: saved_names(p) for p in sorted((lmd.ROOT / "notebooks").glob("*.ipynb"))}
+    listed = entries()
+    assert set().union(*saved.values()) == set(listed)
+    for name, fields in listed.items():
+        notebook = re.match(r"\[(\w+)\]\(\.\./notebooks/\1\.ipynb\)", fields["Notebook"])[1]
+        assert name in saved[notebook], f"{name} is not saved by {notebook}"
+        for field in ("Data", "Command", "Caption", "Alternative text"):
+            assert fields[field].strip(), f"{name}: no {field}"
+
+
+def test_captions_and_alternative_texts_stand_in_the_notebook():
+    prose = "\n".join(source(cell) for cell in cells(NOTEBOOK, "markdown"))
+    for name in saved_names(NOTEBOOK):
+        fields = entries()[name]
+        assert f"**Figure `{name}`.** {fields['Caption']}\n" in prose, name
+        assert f"*Alternative text:* {fields['Alternative text']}\n" in prose, name
+
+
+def test_links_of_the_list_lead_to_files():
+    for link in re.findall(r"\]\(([^)#]+)\)", LIST):
+        assert (lmd.ROOT / "figures" / link).exists(), link
+
+
+def test_h20_a_heatmap_of_thirteen_has_all_labels(helpers):
+    names = [f"org/model-{i}" for i in range(13)]
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.uniform(-0.5, 1, (13, 13)), names, names)
+    np.fill_diagonal(values := table.to_numpy(copy=True), np.nan)
+    table.iloc[:, :] = values
+    table.iloc[2, 5] = np.nan
+    fig, ax = helpers["plt"].subplots(figsize=(6.8, 6.4), layout="compressed")
+    helpers["draw_heatmap"](ax, table, controls=1)
+    fig.draw_without_rendering()
+    assert len(ax.texts) == 169
+    edge = ax.get_window_extent().width / 13
+    for label, ((i, j), value) in zip(ax.texts, np.ndenumerate(values)):
+        absent = "–" if i == j else "n/a"
+        assert label.get_text() == (absent if np.isnan(table.iloc[i, j]) else f"{value:.3f}")
+        assert label.get_position() == (j + 0.5, i + 0.5)
+        assert label.get_window_extent().width < edge, "a label wider than its cell"
+    assert [t.get_text() for t in ax.get_yticklabels()] == [n.split("/")[1] for n in names]
+    assert [t.get_text() for t in ax.get_xticklabels()] == [n.split("/")[1] for n in names]
+    helpers["plt"].close(fig)
+
+
+def test_names_keep_their_organisation_where_the_rest_is_not_unique(helpers):
+    assert helpers["short"](["a/x", "b/x", "c/y", "z"]) == ["a/x", "b/x", "y", "z"]
+
+
+def test_h20_two_processes_give_equal_bytes(thirteen, two):
+    published = [
+        {name: digest for name, digest in digests(folder).items() if name.startswith("published")}
+        for folder, _ in (thirteen, two)
+    ]
+    assert len(published[0]) >= 20 and published[0] == published[1]
+
+
+def test_h20_a_figure_drawn_twice_has_equal_bytes(helpers, thirteen):
+    folder, _ = thirteen
+    scores = pd.read_csv(folder.parents[1] / "data" / "results" / "thirteen" / "scores.csv")
+    source = SimpleNamespace(scores=scores, models=TWELVE, controls=["acme/random-twin"])
+    before = digests(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lmd, "ROOT", folder.parents[1])
+        lmd.save_figure(helpers["pair_figure"](source, [16]), "thirteen", "pairs_T016")
+    helpers["plt"].close("all")
+    assert digests(folder) == before
+
+
+def test_thirteen_models_give_every_figure(thirteen):
+    folder, said = thirteen
+    assert set(digests(folder)) == expected_names([16, 512], set())
+    assert "without a value: 20" in said and "common scores, Spearman's rho" in said
+
+
+def test_two_models_below_the_floor(two):
+    folder, said = two
+    absent = {"multilingual", "compare_scatter"}
+    assert set(digests(folder)) == expected_names([64], absent)
+    for name in absent:
+        assert f"No figure `{name}`" in said
+
+
+def test_a_missing_table_is_named(tmp_path):
+    with pytest.raises(
+        AssertionError, match=r"data/results/none/scores\.csv is missing: run `make"
+    ):
+        draw(small_tree(tmp_path), "none", [16])
