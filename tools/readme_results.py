@@ -2,6 +2,8 @@
 
     python tools/readme_results.py        # rewrites the block
     python tools/readme_results.py check  # exits 1 when the block is not what the tables say
+
+The rest of the page is left as it is.
 """
 
 import sys
