@@ -468,7 +468,7 @@ def embed(
     options = {"output_hidden_states": layers != [-1], "use_cache": False}
     options = {k: v for k, v in options.items() if k in accepted or k == "output_hidden_states"}
     try:
-        with _bar(len(texts), progress) as bar, torch.inference_mode():
+        with _bar(len(texts), type(model).__name__, progress) as bar, torch.inference_mode():
             for start in range(0, len(texts), batch_size):
                 chosen = order[start : start + batch_size]
                 width = limit if pooling == "padded_mean" else lengths[chosen].max()
@@ -513,13 +513,18 @@ def _some(rows: Sequence[int], most: int = 8) -> str:
 
 
 @contextmanager
-def _bar(total: int, progress: bool):
+def _bar(total: int, label: str, progress: bool):
     """A tqdm bar on the terminal that LMD_PROGRESS names: never in a notebook's output."""
     from tqdm import tqdm
 
     terminal = os.environ.get("LMD_PROGRESS")
-    with open(terminal or os.devnull, "w") as stream:
-        yield tqdm(total=total, file=stream, disable=not (progress and terminal), unit="text")
+    with (
+        open(terminal or os.devnull, "w") as stream,
+        tqdm(
+            total=total, desc=label, file=stream, unit="text", disable=not (progress and terminal)
+        ) as bar,
+    ):
+        yield bar
 
 
 # --- moments -------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ CHOICES = {
     "selection": ("sampled", "first"),
     "split_by": ("shuffled", "position"),
     "pooling": ("mean", "padded_mean"),
-    "dtype": ("float32", "bfloat16", "float16", "float64"),
+    "dtype": ("float32", "bfloat16"),
 }
 LEAST = {"max_documents": 0, "n_train": 2, "n_validation": 2, "n_test": 2, "seed": 0} | {
     "batch_size": 1,
