@@ -1,7 +1,7 @@
 """Every pair and group R² of twelve models equals a direct solve of its own fit, to 1e-6.
 
 The default size takes seconds. The size of the paper's models (twelve of 768 dimensions, 20,000
-texts; some minutes, about 8 GB):
+texts; about 20 minutes of two cores, 6 GB):
 
     LMD_SCALE_DIM=768 LMD_SCALE_N=20000 python -m pytest tests/test_scale.py
 """
