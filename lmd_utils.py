@@ -22,8 +22,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -54,17 +55,20 @@ def clean_name(name: str) -> str:
 def atomic(path: str | Path):
     """Yield a temporary path; move it to `path` on success, remove it on any error.
 
-    Serves files and folders.  A reader of `path` sees the old content or the new
-    content, never a part; a killed run leaves only a name that nothing reads.
+    Serves files and folders.  `path` holds the old content or the new, never a part (a
+    folder is absent for the moment of the swap); a killed run leaves only a name that
+    nothing reads.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
+        aside = path.with_name(f".{path.name}.{os.getpid()}.old")
         if path.is_dir():
-            shutil.rmtree(path)
+            os.replace(path, aside)
         os.replace(temporary, path)
+        shutil.rmtree(aside, ignore_errors=True)
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)
@@ -94,13 +98,33 @@ def content_hash(path: str | Path, patterns: Sequence[str] = ("**/*",)) -> str:
     return digest.hexdigest()
 
 
+def sequences_path(profile: str, T: int) -> Path:
+    """Where 01_corpus keeps the sequences of T tokens."""
+    return ROOT / "build" / clean_name(profile) / "sequences" / f"T{T:03d}.parquet"
+
+
+def embeddings_path(profile: str, T: int, name: str) -> Path:
+    """Where 02_embeddings keeps the vectors of one model."""
+    folder = ROOT / "build" / clean_name(profile) / "embeddings" / f"T{T:03d}"
+    return folder / f"{clean_name(name)}.zarr"
+
+
+def _results_path(profile: str, name: str) -> Path:
+    return ROOT / "data" / "results" / clean_name(profile) / f"{name}.csv"
+
+
 def save_sequences(path: str | Path, frame: pd.DataFrame, record: Mapping) -> None:
-    """Write sequences (seq_id, doc_id, split, text) as parquet, `record` in its metadata."""
+    """Write sequences (seq_id, doc_id, split, text) as parquet, with a record in its metadata.
+
+    The record kept is `record` and `sequences_sha256`, a hash of the texts in their order.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    texts = "\0".join(frame["text"]).encode()
+    record = dict(record) | {"sequences_sha256": hashlib.sha256(texts).hexdigest()}
     table = pa.Table.from_pandas(frame[["seq_id", "doc_id", "split", "text"]], preserve_index=False)
-    table = table.replace_schema_metadata({"lmd": json.dumps(dict(record), sort_keys=True)})
+    table = table.replace_schema_metadata({"lmd": json.dumps(record, sort_keys=True)})
     with atomic(path) as temporary:
         pq.write_table(table, temporary)
 
@@ -134,18 +158,18 @@ def open_embeddings(path: str | Path):
 
 def write_results(profile: str, name: str, table: pd.DataFrame) -> None:
     """Write data/results/<profile>/<name>.csv, nine decimals; equal tables give equal bytes."""
-    with atomic(ROOT / "data" / "results" / clean_name(profile) / f"{name}.csv") as temporary:
+    with atomic(_results_path(profile, name)) as temporary:
         table.to_csv(temporary, index=False, float_format="%.9f", lineterminator="\n")
 
 
 def read_results(profile: str, name: str) -> pd.DataFrame:
     """Read a table that an earlier notebook wrote."""
-    path = ROOT / "data" / "results" / clean_name(profile) / f"{name}.csv"
+    path = _results_path(profile, name)
     if not path.exists():
         raise FileNotFoundError(
             f"no table {path.relative_to(ROOT)}: run the notebooks before this one for profile {profile!r}"
         )
-    return pd.read_csv(path)
+    return pd.read_csv(path, dtype=dict.fromkeys(["basis", "target", "name"], str))
 
 
 def save_figure(figure, profile: str, name: str) -> None:
@@ -248,14 +272,13 @@ def load_tokenizer(folder: str | Path):
         # Unigram vocabularies hold "</s>" as a piece: cut a spelled one so that it cannot match.
         specials = [token for token in tokenizer.all_special_tokens if len(token) > 1]
         cut = Regex("|".join(f"{re.escape(t[0])}(?={re.escape(t[1:])})" for t in specials))
-        steps = [backend.pre_tokenizer, pre_tokenizers.Split(cut, "isolated")]
+        steps = [backend.pre_tokenizer] + [pre_tokenizers.Split(cut, "isolated")] * bool(specials)
         backend.pre_tokenizer = pre_tokenizers.Sequence([step for step in steps if step])
     return tokenizer
 
 
 def load_model(
     folder: str | Path,
-    dtype: str = "float32",
     seed: int | None = None,
     allow_bin: bool = False,
     trust_remote_code: bool = False,
@@ -263,8 +286,8 @@ def load_model(
     """The bare encoder (or decoder) of a model folder as a torch module in eval mode.
 
     `seed` given: weights are drawn at random by the architecture's own initialisation,
-    nothing but config.json is read.  Weights are converted to `dtype` whatever the
-    checkpoint holds.  Of an encoder-decoder model, the encoder.
+    nothing but config.json is read.  Weights are float32 whatever the checkpoint holds.
+    Of an encoder-decoder model, the encoder.
 
     Raises ValueError when a weight is missing (other than a pooler, which is not
     used), of another shape, or unreadable: no weight is ever filled in at random.
@@ -276,14 +299,14 @@ def load_model(
     with torch.random.fork_rng(devices=[]), _quiet_transformers():
         if seed is not None:
             torch.manual_seed(seed)
-            model = AutoModel.from_config(AutoConfig.from_pretrained(str(folder), **options))
-            model = model.to(getattr(torch, dtype))
+            config = AutoConfig.from_pretrained(str(folder), **options)
+            model = AutoModel.from_config(config, trust_remote_code=trust_remote_code).float()
         else:
             options |= {"use_safetensors": None if allow_bin else True}
             options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
             try:
                 model, report = AutoModel.from_pretrained(
-                    str(folder), dtype=getattr(torch, dtype), **options
+                    str(folder), dtype=torch.float32, **options
                 )
             except Exception as error:
                 raise ValueError(
@@ -330,6 +353,8 @@ def max_tokens(model, tokenizer=None, max_length: int | None = None) -> int | No
     """
     import torch
 
+    if max_length is not None and max_length < 1:
+        raise ValueError(f"max_length is a number of tokens, 1 or more, not {max_length}")
     limits = [getattr(model.config, "max_position_embeddings", None), max_length]
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
@@ -344,8 +369,14 @@ def tokenize(texts: Sequence[str], tokenizer, max_length: int | None = None) -> 
     """Token ids and masks per text, unpadded, cut at `max_length` tokens.
 
     Special tokens come from the model's single-sentence template alone: a text that
-    spells one ("[SEP]", "</s>") is split like any other text.
+    spells one ("[SEP]", "</s>") is split like any other text.  Raises ValueError for
+    a `max_length` that special tokens alone would fill.
     """
+    special = tokenizer.num_special_tokens_to_add()
+    if max_length is not None and max_length <= special:
+        raise ValueError(
+            f"max_length {max_length} leaves no room for text beside {special} special tokens"
+        )
     return dict(
         tokenizer(
             list(texts),
@@ -411,7 +442,7 @@ def embed(
                 model can take (`max_tokens`); None for just that limit
     layer       -1: last layer; 0: input embeddings; k: after block k.  A sequence of
                 layers is read in one pass and gives [len(layer), N, d]
-    pooling     "mean" over real tokens, or "padded_mean": their sum over max_length
+    pooling     "mean" over real tokens, or "padded_mean": their sum over max_length (clamped)
     dtype       "float32", or "bfloat16": autocast, faster where the processor has it
 
     Texts are padded on the right whatever the tokenizer prefers: with a mask, neither
@@ -423,6 +454,8 @@ def embed(
     """
     import torch
 
+    if isinstance(texts, str):
+        raise TypeError("texts is one string: give a list of texts")
     texts = list(texts)
     blank = [i for i, text in enumerate(texts) if not isinstance(text, str) or not text.strip()]
     if blank:
@@ -442,7 +475,8 @@ def embed(
     if any(p.dtype != torch.float32 for p in model.parameters()):
         model = copy.deepcopy(model).float()
     device = torch.device(device) if device else next(model.parameters()).device
-    layers = [layer] if isinstance(layer, int) else list(layer)
+    one_layer = isinstance(layer, Integral)
+    layers = [layer] if one_layer else list(layer)
     depth = model.config.num_hidden_layers
     if wrong := [k for k in layers if not -1 <= k <= depth]:
         raise ValueError(f"layer {wrong[0]} does not exist: the model has blocks 1 to {depth}")
@@ -492,7 +526,7 @@ def embed(
     if not np.isfinite(out).all():
         bad = np.flatnonzero(~np.isfinite(out).all(axis=(0, 2)))
         raise ValueError(f"{len(bad)} of {len(texts)} embeddings are not finite: row {_some(bad)}")
-    return out[0] if isinstance(layer, int) else out
+    return out[0] if one_layer else out
 
 
 def _pad_id(tokenizer, model) -> int:
@@ -588,7 +622,9 @@ class Moments:
         return np.concatenate([np.arange(self.mean.size)[self.slice(name)] for name in names])
 
     def select(self, names: Sequence[str]) -> Moments:
-        """The moments of some of the models."""
+        """The moments of some of the models (of all in their order: these, not a copy)."""
+        if list(names) == self.names:
+            return self
         chosen, index = Moments({name: self.dim(name) for name in names}), self.index(names)
         chosen.n, chosen.mean = self.n, self.mean[index]
         chosen._scatter = self._scatter[np.ix_(index, index)]
@@ -596,12 +632,10 @@ class Moments:
 
     @property
     def cov(self) -> np.ndarray:
-        if self.n < 2:
-            raise ValueError(f"a covariance needs two rows, not {self.n}")
-        return self._scatter / (self.n - 1)
+        return self.cov_block(self.names, self.names)
 
     def cov_block(self, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
-        """`cov` between two lists of models, without forming the whole of it."""
+        """`cov` between two lists of models, as a new array."""
         if self.n < 2:
             raise ValueError(f"a covariance needs two rows, not {self.n}")
         return self._scatter[np.ix_(self.index(rows), self.index(columns))] / (self.n - 1)
@@ -689,6 +723,8 @@ class Decomposition:
     @cached_property
     def rank(self) -> int:
         """Numerical rank of the basis covariance (at most p, and at most n - 1)."""
+        if self.moments.n != self.n:
+            raise ValueError("the moments of this fit have taken in rows since; fit again")
         covariance = self.moments.cov_block(self.basis, self.basis)
         return int(np.linalg.matrix_rank(covariance, hermitian=True))
 
@@ -705,11 +741,10 @@ class Decomposition:
         R² = 1 - SSR / SST,  SSR = Σ |u_t - W u_S - b|²,  SST = Σ |u_t - ū_t|²,
         ū_t the mean of these rows.
         """
-        residual = np.concatenate(
-            [np.eye(len(self.bias)), *(-self.weights[s] for s in self.basis)], axis=1
-        )
-        names = [self.target, *self.basis]
-        return _r2(residual, self.moments, moments, names, self.target)
+        identity, weights = np.eye(len(self.bias)), [self.weights[s] for s in self.basis]
+        dims = {self.target: len(self.bias)} | {s: w.shape[1] for s, w in self.weights.items()}
+        residual = np.hstack([identity, *(-w for w in weights)])
+        return _r2(residual, self.bias, moments, dims, self.target)
 
 
 def fit(
@@ -760,8 +795,10 @@ def pair_scores(
         ends = np.cumsum([train.dim(t) for t in targets])[:-1]
         for target, part in zip(targets, np.split(weights, ends, axis=1), strict=True):
             residual = np.hstack([np.eye(part.shape[1]), -part.T])
+            dims = {name: train.dim(name) for name in (target, basis)}
+            bias = residual @ train.mean[train.index(list(dims))]
             for split, moments in splits.items():
-                score = _r2(residual, train, moments, [target, basis], target)
+                score = _r2(residual, bias, moments, dims, target)
                 tables[split].loc[basis, target] = score
     return tables if isinstance(evaluate, Mapping) else tables[""]
 
@@ -780,18 +817,20 @@ def group_scores(
         raise ValueError(f"a group score needs two models, there is only {names[0]!r}")
     _check(train, train.mean.size - min(train.dim(name) for name in names), alpha)
     tables = {split: pd.Series(np.nan, index=names, dtype=float) for split in splits}
-    c = train.cov
-    precision = _solve(c, np.eye(len(c)), alpha) if alpha > _rounding(c) else None
+    dims = {name: train.dim(name) for name in names}
+    factor = _factor(train.cov, alpha)
+    precision = None if factor is None else linalg.cho_solve(factor, np.eye(train.mean.size))
     for target in names:
         if precision is None:
-            one = fit(train, target, [name for name in names if name != target], alpha)
-            scores = {split: one.score(moments) for split, moments in splits.items()}
+            others = [name for name in names if name != target]
+            score = fit(train, target, others, alpha).score
         else:
             at = train.slice(target)
             residual = linalg.solve(precision[at, at], precision[at], assume_a="pos")
-            scores = {s: _r2(residual, train, m, names, target) for s, m in splits.items()}
-        for split, score in scores.items():
-            tables[split][target] = score
+            bias = residual @ train.mean
+            score = partial(_r2, residual, bias, dims=dims, target=target)
+        for split, moments in splits.items():
+            tables[split][target] = score(moments)
     return tables if isinstance(evaluate, Mapping) else tables[""]
 
 
@@ -816,37 +855,42 @@ def _check(moments: Moments, p: int, alpha: float) -> None:
         )
 
 
-def _rounding(c: np.ndarray) -> float:
-    """Eigenvalues of the covariance C below this are rounding, not variance."""
-    return len(c) * np.finfo(float).eps * np.trace(c)
+def _factor(c: np.ndarray, alpha: float):
+    """Cholesky factor of C + alpha I; None where alpha is lost in the rounding of C."""
+    if alpha <= len(c) * np.finfo(float).eps * np.trace(c):
+        return None
+    try:
+        return linalg.cho_factor(c + alpha * np.eye(len(c)), lower=True)
+    except linalg.LinAlgError:
+        return None
 
 
 def _solve(c: np.ndarray, b: np.ndarray, alpha: float) -> np.ndarray:
-    """(C + alpha I)⁻¹ B for a covariance C, without the directions in which C is only rounding.
+    """(C + alpha I)⁻¹ B for a covariance C; where alpha is lost in rounding, or 0, minimum-norm.
 
-    B has nothing to give there either; alpha = 0 so gives the minimum-norm solution.
+    Directions in which C is only rounding are then left out: B has nothing to give there either.
     """
-    if alpha > _rounding(c):
-        try:
-            return linalg.cho_solve(linalg.cho_factor(c + alpha * np.eye(len(c)), lower=True), b)
-        except linalg.LinAlgError:
-            pass
+    if (factor := _factor(c, alpha)) is not None:
+        return linalg.cho_solve(factor, b)
     values, vectors = linalg.eigh(c)
     kept = values > len(c) * np.finfo(float).eps * values[-1]
     return (vectors[:, kept] / (values[kept] + alpha)) @ (vectors[:, kept].T @ b)
 
 
-def _r2(residual, train: Moments, scored: Moments, names: Sequence[str], target: str) -> float:
-    """1 - SSR/SST of `scored`; `residual` [d_t, p] acts on the dimensions of `names` less their train mean."""
-    if changed := [name for name in names if scored.dim(name) != train.dim(name)]:
+def _r2(residual, bias, scored: Moments, dims: Mapping[str, int], target: str) -> float:
+    """1 - SSR/SST of `scored`, the residual of a text being `residual` @ u - `bias`.
+
+    u holds the dimensions of the models in `dims`, in that order.
+    """
+    names = list(dims)
+    if changed := [name for name in names if scored.dim(name) != dims[name]]:
         name = changed[0]
         raise ValueError(
-            f"model {name!r} has {train.dim(name)} dimensions in the fit, {scored.dim(name)} here"
+            f"model {name!r} has {dims[name]} dimensions in the fit, {scored.dim(name)} here"
         )
     index = scored.index(names)
-    whole = list(names) == scored.names
-    scatter = scored._scatter if whole else scored._scatter[np.ix_(index, index)]
-    drift = residual @ (scored.mean[index] - train.mean[train.index(names)])
+    scatter = scored._scatter if names == scored.names else scored._scatter[np.ix_(index, index)]
+    drift = residual @ scored.mean[index] - bias
     at = scored.slice(target)
     total, rounding = np.trace(scored._scatter[at, at]), 64 * np.finfo(float).eps
     if total <= scored.n * (rounding * np.linalg.norm(scored.mean[at])) ** 2:
