@@ -23,11 +23,11 @@ def markdown(table: pd.DataFrame, corner: str) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def pair_table(scores: pd.DataFrame, T: int) -> pd.DataFrame:
+def pair_table(scores: pd.DataFrame, names: list[str], T: int) -> pd.DataFrame:
     """Test R² of each target (column) on each basis (row), and on all other models together."""
     test = scores[(scores["split"] == "test") & (scores["T"] == T)]
     joint = test["basis"].str.contains("+", regex=False)
-    order = list(dict.fromkeys(test["target"]))
+    order = [name for name in names if name in set(test["target"])]
     table = test[~joint].pivot(index="basis", columns="target", values="r2")
     table = table.reindex(index=order, columns=order)
     table.loc["*all other trained layers*"] = test[joint].set_index("target")["r2"]
@@ -45,13 +45,15 @@ def group_table(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def block() -> str:
-    scores = pd.read_csv(ROOT / "data" / "results" / "checkpoints" / "scores.csv")
+    results = ROOT / "data" / "results" / "checkpoints"
+    scores = pd.read_csv(results / "scores.csv")
+    names = list(pd.read_csv(results / "models.csv")["name"].unique())
     longest = scores["T"].max()
     return "\n\n".join(
         [
             START,
             f"R² on test documents at T = {longest}; rows explain columns, `minilm-random` has random weights:",
-            markdown(pair_table(scores, longest), "basis \\ target"),
+            markdown(pair_table(scores, names, longest), "basis \\ target"),
             "Mean over the three trained layers, each explained by the other two:",
             markdown(group_table(scores), "T"),
             END,
