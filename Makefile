@@ -27,9 +27,11 @@ READY := $(VENV)/.ready-$(shell cksum < requirements.txt | tr ' ' '-')
 MINILM := build/models/all-MiniLM-L6-v2/.complete
 MPNET := build/models/all-mpnet-base-v2/.complete
 TINY := build/tiny/.complete
-USES := $(PROFILE) $(MODELS) $(SET)
-INPUTS := $(MINILM) $(if $(findstring large,$(PROFILE))$(findstring mpnet,$(USES)),$(MPNET)) \
-	$(if $(filter smoke,$(PROFILE))$(findstring build/tiny,$(USES)),$(TINY))
+# Folders of build/ that the profile and the choices name; MODELS replaces the profile's own.
+NAMED := $(shell sed 's/\#.*//; $(if $(strip $(MODELS)),/source:/d)' 'notebooks/profiles/$(PROFILE).yaml' 2>/dev/null) $(MODELS) $(SET)
+INPUTS := $(if $(findstring $(MINILM:/.complete=),$(NAMED)),$(MINILM)) \
+	$(if $(findstring $(MPNET:/.complete=),$(NAMED)),$(MPNET)) \
+	$(if $(findstring $(TINY:/.complete=),$(NAMED)),$(TINY))
 
 BUILD := build/$(RUN)
 DONE := $(BUILD)/notebooks
@@ -42,7 +44,7 @@ PARAMS := $(STORY:%=$(BUILD)/params/%.yaml)
 ##@ The two commands that a newcomer needs; both set up what they need
 .PHONY: help setup reproduce figures test smoke lint format html lab notebooks clean distclean parameters
 
-reproduce: $(STORY:%=$(DONE)/%.ipynb) $(RESULTS)/scores.csv ## run every notebook that is out of date, with PROFILE=checkpoints or what you name
+reproduce: $(STORY:%=$(DONE)/%.ipynb) $(RESULTS)/corpus.csv $(RESULTS)/scores.csv ## run every notebook that is out of date, with PROFILE=checkpoints or what you name
 	@echo "$(RUN): figures in figures/$(RUN), tables in $(RESULTS), executed notebooks in $(DONE)"
 
 test: setup $(TINY) ## run all tests: unit, then notebooks, then the pipeline
@@ -80,8 +82,9 @@ html: reproduce ## the executed notebooks as pages, in build/RUN/html
 lab: $(READY) $(INPUTS) ## open JupyterLab on the notebooks
 	$(PY) -m jupyterlab notebooks
 
-notebooks: reproduce ## put the outputs of the executed notebooks into notebooks/ (default profile)
+notebooks: reproduce ## put the outputs of the executed notebooks into notebooks/ and README.md (default profile)
 	@$(PY) tools/refresh_notebooks.py $(DONE)
+	@$(PY) tools/readme_results.py
 
 clean: ## remove everything that was made, but not the environment and not the committed results
 	rm -rf build
@@ -143,7 +146,7 @@ $(DONE)/01_corpus.ipynb: notebooks/lmd.mplstyle
 $(DONE)/02_embeddings.ipynb: $(BUILD)/sequences.cksum
 $(DONE)/03_decomposition.ipynb: $(DONE)/02_embeddings.ipynb notebooks/lmd.mplstyle
 $(DONE)/04_figures.ipynb: notebooks/lmd.mplstyle $(wildcard data/published/*.csv) \
-	$(RESULTS)/corpus.csv $(RESULTS)/models.csv $(RESULTS)/scores.csv
+	$(RESULTS)/models.csv $(RESULTS)/scores.csv
 
 # Changes only when a sequence does: a new style of 01_corpus' figures re-runs no model.
 $(BUILD)/sequences.cksum: $(DONE)/01_corpus.ipynb
