@@ -19,7 +19,11 @@ import refresh_notebooks
 import yaml
 from clone import environment as clean_environment
 from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+import lmd_utils as lmd
 
 PROFILE = yaml.safe_load((ROOT / "notebooks/profiles/checkpoints.yaml").read_text())
 CORPUS = [k for k in list(PROFILE)[: list(PROFILE).index("models")]]
@@ -33,14 +37,30 @@ DECLARED = {
 }
 
 
+OPENING = """# 05 · Toy
+
+**Question.** What is alpha?
+
+**You will be able to** print it.
+
+| | |
+|---|---|
+| time | no time |
+| reads | nothing |
+| writes | nothing |
+| previous / next | none / none |
+"""
+
+
 def toy(names, *code):
-    """A notebook with a parameters cell that declares `names`, and cells of code."""
+    """A notebook that opens as all do, with a parameters cell that declares `names`, and cells of code."""
     literals = [
         f"{k} = {v!r}"
         for k, v in ({"profile": "checkpoints"} | {k: PROFILE[k] for k in names}).items()
     ]
     first = new_code_cell("\n".join(literals), metadata={"tags": ["parameters"]})
-    cells = [new_markdown_cell("# Toy"), first]
+    cells = [new_markdown_cell(OPENING), new_code_cell("import math")]
+    cells += [new_markdown_cell("## Parameters\n\nOne is enough."), first]
     for source in code:
         cells += [new_markdown_cell("Then:"), new_code_cell(source)]
     kernel = {"name": "elsewhere", "display_name": "Elsewhere", "language": "python"}
@@ -60,6 +80,7 @@ def repository(tmp_path, monkeypatch):
         (root / model).mkdir(parents=True)
         (root / model / "config.json").write_text('{"hidden_size": 32}')
     (root / "my.txt").write_text("one document\n")
+    (root / "requirements.txt").write_text("# models\ntorch==2.0.0\n")
     monkeypatch.setattr(parameters, "ROOT", root)
     monkeypatch.setattr(parameters, "PROFILES", root / "notebooks" / "profiles")
     return root
@@ -103,7 +124,12 @@ def test_profile_gives_each_notebook_its_own_parameters(repository):
         ("pooling: max", "'max' is not one of mean, padded_mean"),
         ("allow_bin: 1", "1 is a whole number, true or false is needed"),
         ("corpus: 7", "7 is a whole number, text is needed"),
-        ("test_share: 0.95", "must leave room for training"),
+        ("lengths: [0]", "each 1 or more"),
+        ("sequences: decoded\nlengths: [8, 2]", "each T must be 3 or more"),
+        ("pooling: padded_mean", "padded_mean divides by T: set sequences=decoded, too"),
+        ("test_share: 0.95", "leave room for training"),
+        ("test_share: 0", "must be above 0"),
+        ("validation_share: 0.0", "must be above 0"),
         ("profile: mine", "use RUN=name"),
         ("models: [a, b]", "models, item 1: 'a' is text, a mapping is needed"),
         ("models: [{name: a, source: x}]", "at least two"),
@@ -124,6 +150,15 @@ def test_profile_gives_each_notebook_its_own_parameters(repository):
         ),
         ("seed: 1\nseed: 2", "line 2: 'seed' twice"),
         ("seed: [1", "bad.yaml line"),
+        ("? [a]\n: 1", "bad.yaml line"),
+        ("seed: \x07", "bad.yaml: unacceptable character #x0007"),
+        ("seed: 2024-13-01", "bad.yaml: month must be in 1..12"),
+        ("seed: *x", "bad.yaml line 1: found undefined alias"),
+        ("seed: !!python/name:os.system x", "bad.yaml line 1: could not determine a constructor"),
+        (
+            "trust_remote_code: true\nmodels: [{name: a, source: elsewhere/mine}, {name: b, source: a/b}]",
+            "a/b is a hub id; download the model to a folder you have read, and name the folder",
+        ),
         ("- seed", "'name: value' lines are needed"),
     ],
 )
@@ -136,6 +171,12 @@ def test_bad_profile_value(repository, line, message):
     assert "bad" in str(error.value)
 
 
+def test_a_profile_that_is_no_text(repository):
+    (repository / "notebooks/profiles/bad.yaml").write_bytes(b"seed: \xff\n")
+    with pytest.raises(ValueError, match="bad.yaml: 'utf-8' codec"):
+        read(repository, PROFILE="bad")
+
+
 @pytest.mark.parametrize(
     "given, message",
     [
@@ -144,6 +185,15 @@ def test_bad_profile_value(repository, line, message):
         ({"SET": "alpa=1"}, "did you mean 'alpha'?"),
         ({"SET": "alpha=1e-3"}, "write 1.0e-3"),
         ({"SET": "lengths=[1,"}, "is not YAML"),
+        ({"SET": "seed=2024-13-01"}, "is not YAML"),
+        ({"SET": "test_share=0"}, "must be above 0"),
+        ({"SET": "pooling=padded_mean"}, "set sequences=decoded, too"),
+        ({"SET": "sequences=spans", "PROFILE": "paper"}, "set sequences=decoded, too"),
+        ({"SET": "lengths=[2]", "PROFILE": "paper"}, "each T must be 3 or more"),
+        (
+            {"SET": "trust_remote_code=true", "MODELS": "elsewhere/mine gpt2"},
+            "gpt2 is a hub id; download the model",
+        ),
         ({"SET": "lengths='[1"}, "SET: No closing quotation"),
         ({"SET": "profile=mine"}, "use RUN=name"),
         (
@@ -190,6 +240,19 @@ def test_overrides_are_typed_and_get_their_own_run(repository):
     )
     assert notebooks["04_figures"] == {"profile": "custom", "lengths": [4, 8]}
     assert read(repository, SET="alpha=0", RUN="mine")[0] == "mine"
+
+
+def test_values_that_only_fit_together(repository):
+    both = read(repository, SET="pooling=padded_mean sequences=decoded lengths=[3]")[2]
+    assert (both["pooling"], both["sequences"], both["lengths"]) == ("padded_mean", "decoded", [3])
+    assert read(repository, SET="lengths=[1]")[2]["lengths"] == [1]
+    own = {"MODELS": "elsewhere/mine twin=elsewhere/mine", "SET": "trust_remote_code=true"}
+    assert read(repository, **own)[2]["trust_remote_code"] is True
+
+
+@given(st.from_regex(parameters.NAME, fullmatch=True))
+def test_names_of_files_are_those_of_the_module(name):
+    assert parameters.clean_name(name) == lmd.clean_name(name)
 
 
 def test_models_are_relative_to_the_caller_and_a_folder_goes_before_a_hub_id(repository, tmp_path):
@@ -247,6 +310,43 @@ def test_a_notebook_whose_products_are_gone_is_not_up_to_date(repository):
     assert write(repository, PROFILE="smoke") == after
 
 
+def test_a_changed_pin_is_a_changed_parameter_and_a_comment_is_not(repository):
+    before = write(repository, PROFILE="smoke")
+    file = repository / "requirements.txt"
+    file.write_text("torch==2.0.0  # numbers\n")
+    assert write(repository, PROFILE="smoke") == before
+    file.write_text("torch==2.0.1\n")
+    after = write(repository, PROFILE="smoke")
+    assert all(after[k] != before[k] for k in before)
+
+
+@pytest.mark.parametrize("lost", ["fixed.png", "T008.pdf", "other.pdf"])
+def test_a_notebook_whose_figure_is_gone_is_not_up_to_date(repository, lost):
+    """Figures with fixed names must be there; of any other, both formats or none."""
+    each = 'lmd.save_figure(fig, profile, "fixed")\nfor T in lengths:\n    lmd.save_figure(fig, profile, f"T{T:03d}")'
+    for name, code in {
+        "01_corpus": 'lmd.save_figure(fig, profile, "other")',
+        "04_figures": each,
+    }.items():
+        nbformat.write(toy(DECLARED[name], code), repository / "notebooks" / f"{name}.ipynb")
+        executed = repository / "build/smoke/notebooks" / f"{name}.ipynb"
+        executed.parent.mkdir(parents=True, exist_ok=True)
+        executed.touch()
+    files = ["data/results/smoke/corpus.csv"]
+    files += [f"build/smoke/sequences/T{T:03d}.parquet" for T in (8, 16)]
+    names = ("fixed", "other", "T008", "T016")
+    files += [f"figures/smoke/{name}.{kind}" for name in names for kind in ("pdf", "png")]
+    for file in files:
+        (repository / file).parent.mkdir(parents=True, exist_ok=True)
+        (repository / file).touch()
+    before = write(repository, PROFILE="smoke")
+    assert write(repository, PROFILE="smoke") == before
+    (repository / "figures/smoke" / lost).unlink()
+    after = write(repository, PROFILE="smoke")
+    owner = "01_corpus" if lost == "other.pdf" else "04_figures"
+    assert {k for k in after if after[k] != before[k]} == {owner}
+
+
 def test_sources_must_be_there_and_whole(repository, monkeypatch):
     values = read(repository)[2]
     with pytest.raises(
@@ -295,7 +395,8 @@ def test_preflight_says_what_is_needed_and_that_the_hub_is_out_of_reach(profile,
         and "wikicorpus raw_en" in out
     )
     assert (
-        "153,600 sequences x 6 lengths x 12 models: about 34.0 GB of disk; 2.0 GB of memory" in out
+        "153,600 sequences x 6 lengths x 12 models: about 34.0 GB of disk; "
+        "4.8 GB of memory for the moments of one length" in out
     )
     assert last.startswith("parameters: the model hub cannot be reached") and last.endswith(
         "nothing was run"
@@ -371,6 +472,8 @@ def test_a_failing_notebook_leaves_no_output_and_is_kept_aside(start):
     )
     process, _, folder = start("pass")
     assert finish(process)[0] == 0 and leftovers(folder) == ["05_toy.ipynb"] and not kept.exists()
+    process, _, folder = start("raise ValueError")  # else an out-of-date output would look made
+    assert finish(process)[0] == 1 and leftovers(folder) == [] and kept.exists()
 
 
 def test_a_killed_kernel_fails_and_does_not_hang(start):
@@ -393,6 +496,21 @@ def test_an_interrupted_run_leaves_no_output(start, number):
     assert status != 0 and "Traceback" not in out
     assert number == signal.SIGKILL or last == "05_toy.ipynb: interrupted"
     assert not [name for name in leftovers(folder) if not name.startswith(".")]
+
+
+def test_what_killed_runs_left_is_removed_and_what_a_running_one_writes_is_not(start, tmp_path):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    folder = tmp_path / "run" / "notebooks"
+    folder.mkdir(parents=True)
+    dead, running, other = (
+        folder / f".{stem}.{pid}.tmp.ipynb"
+        for stem, pid in (("05_toy", gone.pid), ("05_toy", os.getpid()), ("06_toy", gone.pid))
+    )
+    for file in (dead, running, other):
+        file.touch()
+    assert finish(start("pass")[0])[0] == 0
+    assert leftovers(tmp_path) == [running.name, other.name, "05_toy.ipynb"]
 
 
 def test_an_unknown_parameter_is_refused_before_anything_runs(start):
@@ -536,16 +654,47 @@ def spoil_length(notebook):
     notebook.cells[-1].source = "pass\n" * 31
 
 
+def spoil_usual_length(notebook):
+    notebook.cells[-1].source = "pass\n" * 26
+
+
+def spoil_title(notebook):
+    notebook.cells[0].source = notebook.cells[0].source.replace("·", "-")
+
+
+def spoil_bullets(notebook):
+    text = notebook.cells[0].source
+    notebook.cells[0].source = text.replace("able to** print it", "able to**\n- print it")
+
+
+def spoil_row(notebook):
+    notebook.cells[0].source = notebook.cells[0].source.replace("| reads | nothing |\n", "")
+
+
+def spoil_order(notebook):
+    rows = "| time | no time |\n", "| reads | nothing |\n"
+    text = notebook.cells[0].source
+    notebook.cells[0].source = text.replace("".join(rows), "".join(reversed(rows)))
+
+
+def spoil_heading(notebook):
+    notebook.cells[2].source = "## Parameters"
+
+
+def spoil_place(notebook):
+    notebook.cells[1:4] = [notebook.cells[i] for i in (2, 3, 1)]
+
+
 def spoil_balance(notebook):
     del notebook.cells[0]
 
 
 def spoil_tag(notebook):
-    notebook.cells[1].metadata = {}
+    notebook.cells[3].metadata = {}
 
 
 def spoil_literal(notebook):
-    notebook.cells[1].source += "\nbeta = alpha * 2"
+    notebook.cells[3].source += "\nbeta = alpha * 2"
 
 
 def spoil_papermill(notebook):
@@ -566,7 +715,14 @@ def spoil_papermill(notebook):
         (spoil_stderr, "stderr"),
         (spoil_error, "an error"),
         (spoil_length, "31 lines"),
-        (spoil_balance, "1 Markdown cells for 2 code cells"),
+        (spoil_usual_length, "longer than 25 lines"),
+        (spoil_title, "the opening lacks a title"),
+        (spoil_bullets, "the opening lacks `**You will be able to**"),
+        (spoil_row, "the opening lacks the row reads"),
+        (spoil_order, "the row reads, or has it out of order"),
+        (spoil_heading, "does not follow `## Parameters` and a sentence"),
+        (spoil_place, "does not open with Markdown, the set-up cell"),
+        (spoil_balance, "2 Markdown cells for 3 code cells"),
         (spoil_tag, "0 cells are tagged parameters"),
         (spoil_literal, "only name = literal, not: beta = alpha * 2"),
         (spoil_papermill, "traces of papermill"),
@@ -586,16 +742,16 @@ def test_refreshed_notebook_has_outputs_and_no_trace_of_the_run():
     source, executed = clean(), clean()
     executed.cells[-1].outputs[0].text = "0.500\n"
     injected = new_code_cell(
-        "alpha = 0.5", execution_count=2, metadata={"tags": ["injected-parameters"]}
+        "alpha = 0.5", execution_count=3, metadata={"tags": ["injected-parameters"]}
     )
-    executed.cells.insert(2, injected)
-    executed.cells[-1].execution_count = 3
+    executed.cells.insert(4, injected)
+    executed.cells[-1].execution_count = 4
     executed.cells[-1].metadata = {
         "papermill": {"duration": 1},
         "execution": {"iopub.status.busy": "now"},
     }
     result = refresh_notebooks.refreshed(source, executed)
-    assert [c.get("execution_count") for c in result.cells if c.cell_type == "code"] == [1, 2]
+    assert [c.get("execution_count") for c in result.cells if c.cell_type == "code"] == [1, 2, 3]
     assert result.cells[-1].outputs[0].text == "0.500\n" and result.cells[-1].metadata == {}
     executed.cells[-1].source = "print(2 * alpha)"
     with pytest.raises(ValueError, match="run `make reproduce` first"):

@@ -3,7 +3,7 @@
     python tools/check_notebooks.py [NOTEBOOK ...]   # all of notebooks/ when none is named
 
 A notebook is committed as one clean run of the default profile left it: counts 1..N, outputs
-kept, nothing in them that another machine or minute would print differently.
+kept, nothing in them that another machine or minute would print differently. All open alike.
 """
 
 import json
@@ -14,6 +14,17 @@ from pathlib import Path
 from parameters import ROOT, declared
 
 MOST_LINES = 30  # of a code cell
+USUAL_LINES = 25  # of nine code cells in ten
+OPENING = (
+    (r"# \d\d · \S.*", "a title `# NN · Title`"),
+    (r"\*\*Question\.\*\* \S.*", "`**Question.** …`"),
+    (r"\*\*You will be able to\*\* \S.*", "`**You will be able to** …`, one sentence"),
+    (r"\| \| \|\n\|[ :-]+\|[ :-]+\|", "a table with an empty header"),
+    (r"\| time \| \S.*\|", "the row time"),
+    (r"\| reads \| \S.*\|", "the row reads"),
+    (r"\| writes \| \S.*\|", "the row writes"),
+    (r"\| previous / next \| \S.*\|", "the row previous / next"),
+)
 LOCAL = re.compile(
     r"(?<![\w.:/])/(?:home|Users|root|work|tmp|var|opt|private)/\w[\w./-]*|\b[A-Z]:\\\\?\w+\\"
 )
@@ -25,6 +36,23 @@ def text_of(output):
     parts = [output.get("text", "")]
     parts += [v for k, v in output.get("data", {}).items() if k.startswith("text/")]
     return "\n".join("".join(p) for p in parts)
+
+
+def opening_problems(cells):
+    """One line for each part of the common opening that is missing or out of its place."""
+    kinds = ["parameters" in c["metadata"].get("tags", []) or c["cell_type"] for c in cells[:4]]
+    if kinds != ["markdown", "code", "markdown", True]:
+        yield "does not open with Markdown, the set-up cell, Markdown and the parameters cell"
+        return
+    text, at = "".join(cells[0]["source"]), 0
+    for i, (pattern, what) in enumerate(OPENING):
+        found = re.compile(f"^{pattern}$", re.MULTILINE).search(text, at)
+        if not found or (i == 0 and found.start() > 0):
+            yield f"the opening lacks {what}, or has it out of order"
+        at = found.end() if found else at
+    lines = "".join(cells[2]["source"]).strip().splitlines()
+    if lines[0].strip() != "## Parameters" or not any(line.strip() for line in lines[1:]):
+        yield "the parameters cell does not follow `## Parameters` and a sentence"
 
 
 def problems(path):
@@ -59,6 +87,10 @@ def problems(path):
         declared(path)
     except ValueError as error:
         yield str(error)
+    yield from opening_problems(cells)
+    lengths = sorted(len("".join(c["source"]).splitlines()) for c in code)
+    if lengths and lengths[(9 * len(lengths) - 1) // 10] > USUAL_LINES:
+        yield f"more than one code cell in ten is longer than {USUAL_LINES} lines"
     for cell in code:
         here = f"cell {cell.get('id')}"
         lines = len("".join(cell["source"]).splitlines())

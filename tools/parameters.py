@@ -34,6 +34,7 @@ PROFILES = ROOT / "notebooks" / "profiles"
 HUB_ID = re.compile(r"[\w\-][\w.\-]*(/[\w\-][\w.\-]*)?")
 NAME = re.compile(r"[\w\-][\w.\-]*(/[\w\-][\w.\-]*)?")
 CORPUS_FILES = (".txt", ".jsonl", ".parquet")
+SAVED = re.compile(r'^lmd\.save_figure\(.*, profile, "([^"]+)"\)', re.MULTILINE)
 
 CHOICES = {
     "sequences": ("spans", "decoded"),
@@ -129,6 +130,11 @@ def check_type(where, value, literal):
     )
 
 
+def clean_name(name):
+    """lmd_utils.clean_name for names that NAME matches; that module takes longer to import than this runs."""
+    return name.replace("/", "--").strip(".")
+
+
 def check_models(where, models):
     taken = {}
     for i, entry in enumerate(models, 1):
@@ -146,7 +152,7 @@ def check_models(where, models):
                 f"{here}: the name {name!r} cannot name a file and a column; use letters, digits, "
                 "'.', '_', '-', and at most one '/'"
             )
-        file = name.replace("/", "--").lower()
+        file = clean_name(name).lower()
         if file in taken:
             raise ValueError(f"{where}: two models are named {name!r}; give each its own name")
         taken[file] = entry
@@ -161,7 +167,7 @@ def check_models(where, models):
 
 
 def check(where, values, literals):
-    """Raise ValueError, naming `where`, for the first value that no notebook could use."""
+    """Raise ValueError, naming `where`, for the first value, or pair of values, that no notebook could use."""
     for key, value in values.items():
         if key == "profile":
             raise ValueError(
@@ -181,9 +187,18 @@ def check(where, values, literals):
             raise ValueError(f"{here}: {value} must be different numbers of tokens, each 1 or more")
         if key == "models":
             check_models(here, value)
-    shares = [values.get(k, 0.0) for k in ("validation_share", "test_share")]
-    if min(shares) < 0 or sum(shares) >= 1:
-        raise ValueError(f"{where}: validation_share and test_share must leave room for training")
+    shares = [values[k] for k in ("validation_share", "test_share") if k in values]
+    if shares and (min(shares) <= 0 or sum(shares) >= 1):
+        raise ValueError(
+            f"{where}: validation_share and test_share must be above 0 and leave room for training"
+        )
+    if values.get("sequences") == "decoded" and min(values.get("lengths", [3])) < 3:
+        raise ValueError(
+            f"{where}: lengths: {values['lengths']}: decoded text is cut at T tokens, two of them special, "
+            "so each T must be 3 or more"
+        )
+    if values.get("pooling") == "padded_mean" and values.get("sequences", "decoded") != "decoded":
+        raise ValueError(f"{where}: padded_mean divides by T: set sequences=decoded, too")
 
 
 # --- profile and overrides -----------------------------------------------------------------------
@@ -195,11 +210,10 @@ class Loader(yaml.SafeLoader):
     def construct_mapping(self, node, deep=False):
         seen = set()
         for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"{key.value!r} twice", problem_mark=key.start_mark
-                )
-            seen.add(key.value)
+            text = str(key.value)
+            if text in seen:
+                raise yaml.MarkedYAMLError(problem=f"{text!r} twice", problem_mark=key.start_mark)
+            seen.add(text)
         return super().construct_mapping(node, deep)
 
 
@@ -210,9 +224,11 @@ def load_profile(name):
         raise ValueError(f"PROFILE={name}: no such profile{nearest(name, names)}")
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader)
-    except yaml.MarkedYAMLError as error:
-        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ValueError(f"{path.relative_to(ROOT)}{line}: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # no UTF-8, no date: ValueError
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise ValueError(f"{path.relative_to(ROOT)}{line}: {problem}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path.relative_to(ROOT)}: 'name: value' lines are needed")
     return values
@@ -283,7 +299,7 @@ def parse_set(text):
             raise ValueError(f"SET: {item!r} is not key=value")
         try:
             values[key] = yaml.load(value, Loader)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):
             raise ValueError(f"SET: {key}: {value!r} is not YAML; quote it") from None
     return values
 
@@ -311,6 +327,7 @@ def read(environment):
         overrides |= single
     values = {k: v for k, v in literals.items() if k != "profile"} | values | overrides
     check(f"profile {profile} with its overrides", values, literals)
+    check_code(f"profile {profile} with its overrides", values)
 
     run = given["RUN"] or ("custom" if overrides else profile)
     if not re.fullmatch(r"[\w\-][\w.\-]*", run):
@@ -346,6 +363,19 @@ def hub_sources(values):
     )
 
 
+def check_code(where, values):
+    """Raise ValueError for trust_remote_code and a model of the hub: nobody has read what would run."""
+    ids = hub_sources(values)[0]
+    for source in (
+        m["source"] for m in values.get("models", []) if values.get("trust_remote_code")
+    ):
+        if source in ids:
+            raise ValueError(
+                f"{where}: trust_remote_code is for folders, and {source} is a hub id; "
+                "download the model to a folder you have read, and name the folder"
+            )
+
+
 def check_sources(values):
     """Raise ValueError for a missing folder or file, or a checkpoint whose bytes are not as listed."""
     for source in hub_sources(values)[0]:
@@ -374,23 +404,45 @@ def fingerprint(values):
     return digest.hexdigest()[:16]
 
 
-def products(run, values):
+def saved_figures(notebook):
+    """Names that a notebook gives to save_figure outside of any loop or condition."""
+    cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text("utf-8"))["cells"]
+    return {n for c in cells for n in SAVED.findall("".join(c["source"]))}
+
+
+def products(run, notebooks, values):
     """{notebook: files it must have left}: a run whose products are gone is made again."""
-    build, results = ROOT / "build" / run, ROOT / "data" / "results" / run
-    names = [m["name"].replace("/", "--") for m in values["models"]]
+    build, results, figures = (ROOT / part / run for part in ("build", "data/results", "figures"))
+    names = [clean_name(m["name"]) for m in values["models"]]
     folders = [f"T{t:03d}" for t in values["lengths"]]
-    return {
+    arrays = [build / "embeddings" / t / f"{n}.zarr" for t in folders for n in names]
+    files = {
         "01_corpus": [results / "corpus.csv"]
         + [build / "sequences" / f"{t}.parquet" for t in folders],
-        "02_embeddings": [results / "models.csv"]
-        + [build / "embeddings" / t / f"{n}.zarr" for t in folders for n in names],
+        "02_embeddings": [results / "models.csv"] + [array / "zarr.json" for array in arrays],
         "03_decomposition": [results / "scores.csv"],
-        "04_figures": [ROOT / "figures" / run],
     }
+    saved = {notebook: saved_figures(notebook) for notebook in notebooks}
+    others = set().union(*(s for notebook, s in saved.items() if notebook != "04_figures"))
+    # Which others 04 draws depends on its tables; each that is there in one format must be in both.
+    drawn = {p.stem for p in figures.glob("*.p[dn][fg]")}
+    saved["04_figures"] = saved.get("04_figures", set()) | drawn - others
+    for notebook, stems in saved.items():
+        files.setdefault(notebook, []).extend(
+            figures / f"{stem}.{kind}" for stem in stems for kind in ("pdf", "png")
+        )
+    return files
+
+
+def pins():
+    """Digest of the requirement lines: another version of a package may give other results."""
+    lines = [r.split("#")[0].strip() for r in (ROOT / "requirements.txt").read_text().splitlines()]
+    return hashlib.sha256("\n".join(filter(None, lines)).encode()).hexdigest()[:16]
 
 
 def write(run, notebooks, values):
     """Write build/RUN/params/NOTEBOOK.yaml where the content is new or the products are gone."""
+    left = products(run, notebooks, values)
     folder = ROOT / "build" / run / "params"
     folder.mkdir(parents=True, exist_ok=True)
     for notebook, parameters in notebooks.items():
@@ -398,12 +450,9 @@ def write(run, notebooks, values):
             folder / f"{notebook}.yaml",
             folder.parent / "notebooks" / f"{notebook}.ipynb",
         )
-        text = f"# {notebook}, run {run}; local inputs {fingerprint(parameters)}\n"
+        text = f"# {notebook}, run {run}; pins {pins()}; local inputs {fingerprint(parameters)}\n"
         text += yaml.safe_dump(parameters, sort_keys=False, allow_unicode=True)
-        lost = executed.exists() and any(
-            not p.exists() or p.is_dir() and not any(p.iterdir())
-            for p in products(run, values).get(notebook, [])
-        )
+        lost = executed.exists() and not all(file.exists() for file in left[notebook])
         if lost or not path.is_file() or path.read_text(encoding="utf-8") != text:
             temporary = path.with_suffix(".tmp")
             temporary.write_text(text, encoding="utf-8")
@@ -431,7 +480,8 @@ def needs(values):
     n = sum(values[f"n_{split}"] for split in ("train", "validation", "test"))
     widths = [dimensions(m["source"]) for m in values["models"]]
     disk = n * sum(widths) * 4 * len(values["lengths"]) / 1e9
-    moments = sum(widths) ** 2 * 8 * 3 / 1e9
+    # of one T: a covariance per split, and what inverting one takes
+    moments = sum(widths) ** 2 * 8 * (3 + 4) / 1e9
     yield f"This run needs, of the model hub: {len(models)} models, about {size:.1f} GB of weights"
     for source, revision in models.items():
         yield f"  {source}" + (f" at {revision[:12]}" if revision else ", its current revision")
@@ -439,7 +489,8 @@ def needs(values):
         yield f"and the corpus {corpus} {values['corpus_config']} (for wikicorpus raw_en some GB)."
     yield (
         f"It embeds {n:,} sequences x {len(values['lengths'])} lengths x {len(widths)} models: "
-        f"about {disk:.1f} GB of disk; {moments:.1f} GB of memory for the moments. A GPU is advisable."
+        f"about {disk:.1f} GB of disk; {moments:.1f} GB of memory for the moments of one length. "
+        "A GPU is advisable."
     )
 
 

@@ -2,8 +2,8 @@
 
     python tools/run_notebook.py NOTEBOOK PARAMETERS.yaml OUTPUT.ipynb
 
-OUTPUT appears only after every cell has run; a notebook that fails is kept, with its error, in
-the folder `failed` beside OUTPUT's, and named in the last line. The kernel is this interpreter,
+OUTPUT appears only after every cell has run, and an earlier one is gone by then; a notebook that
+fails is kept, with its error, in the folder `failed` beside OUTPUT's, and named in the last line. The kernel is this interpreter,
 whatever kernelspecs are installed, and its working directory is the notebook's.
 """
 
@@ -39,6 +39,25 @@ def prepare_environment(scratch, values):
         os.environ["LMD_PROGRESS"] = os.ttyname(sys.stderr.fileno())
 
 
+def lives(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def clear(output):
+    """Remove an earlier OUTPUT, and what killed runs have left beside it."""
+    output.unlink(missing_ok=True)
+    for left in output.parent.glob(f".{output.stem}.*.tmp.ipynb"):
+        pid = left.name.removeprefix(f".{output.stem}.").removesuffix(".tmp.ipynb")
+        if pid.isdigit() and not lives(int(pid)):
+            left.unlink(missing_ok=True)
+
+
 def stop(signum, frame):
     raise KeyboardInterrupt
 
@@ -49,6 +68,7 @@ def run(notebook, values, output):
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
     output.parent.mkdir(parents=True, exist_ok=True)
+    clear(output)
     temporary = output.with_name(f".{output.stem}.{os.getpid()}.tmp.ipynb")
     try:
         papermill.execute_notebook(
