@@ -149,9 +149,7 @@ def test_spans_are_literal_and_of_exactly_T_tokens(root, run):
     assert all(text in texts[d] for d, text in frame[["doc_id", "text"]].to_numpy())
     codes = space["backend"].encode_batch(list(frame["text"]), add_special_tokens=False)
     assert {len(code.ids) for code in codes} == {16}
-    joined = " ".join(
-        space["cut"][8][d][i] for d in range(30) for i in range(len(space["cut"][8][d]))
-    )
+    joined = " ".join(space["text_of"](d, *ends) for d in range(30) for ends in space["cut"][8][d])
     for odd in ("x != y", ". . .", "al-ain", "£4.56"):
         assert odd in joined
     assert record["sequences"] == "spans" and record["T"] == 16
@@ -160,8 +158,12 @@ def test_spans_are_literal_and_of_exactly_T_tokens(root, run):
 
 def test_decoded_is_lower_cased_and_not_literal(root, run):
     texts = documents()
-    run(corpus=write(root / "lines.txt", texts), sequences="decoded")
+    space = run(corpus=write(root / "lines.txt", texts), sequences="decoded")
     frame, record = read(root)
+    ids = {d: space["backend"].encode(texts[d], add_special_tokens=False).ids for d in range(30)}
+    for d, text in frame[["doc_id", "text"]].to_numpy():
+        starts = range(0, len(ids[d]) - 15, 16)
+        assert text in [space["decoded"](ids[d][i : i + 16]) for i in starts]
     assert record["sequences"] == "decoded"
     assert all(text == text.lower() for text in frame["text"].str.replace("[UNK]", "[unk]"))
     assert not all(text in texts[d] for d, text in frame[["doc_id", "text"]].to_numpy())
@@ -187,6 +189,16 @@ def test_a_very_long_document_does_not_warn(root, run, capfd, recwarn):
     run(corpus=write(root / "rows.parquet", texts), split_by="position")
     assert "oken indices" not in capfd.readouterr().err
     assert not [w for w in recwarn if "sequence length" in str(w.message)]
+
+
+def test_no_text_of_a_piece_is_held_before_it_is_drawn(root, run):
+    space = run(corpus=write(root / "rows.parquet", documents()))
+    assert {ends.dtype for cut in space["cut"].values() for ends in cut.values()} == {
+        np.dtype("i4")
+    }
+    assert not space["token_ids"]
+    space = run(corpus=str(root / "rows.parquet"), sequences="decoded")
+    assert {ids.dtype for ids in space["token_ids"].values()} == {np.dtype("i4")}
 
 
 # --- splits and selection ---
@@ -219,10 +231,9 @@ def test_position_and_first_as_the_authors_do(root, run, capsys):
     splits = frame.groupby("split")["doc_id"]
     assert splits.min().to_dict() == {"validation": 0, "test": 4, "train": 8}
     train = frame[frame["split"] == "train"]
-    assert (
-        train["text"].tolist()
-        == [t for d in sorted(space["cut"][16]) if d >= 8 for t in space["cut"][16].get(d, ())][:20]
-    )
+    cut = space["cut"][16]
+    first = [space["text_of"](d, *ends) for d in sorted(cut) if d >= 8 for ends in cut[d]][:20]
+    assert train["text"].tolist() == first
     assert max(space["texts"]) < 20, "read no further than needed"
     full = run(corpus=write(root / "rows.parquet", texts), **given | {"selection": "sampled"})
     assert len(full["texts"]) == 40
