@@ -154,6 +154,19 @@ def test_a_fit_leaves_the_moments_as_they_were(train, test):
     np.testing.assert_array_equal(test.cov, before_test)
 
 
+def test_a_fit_keeps_its_scores_when_its_moments_take_in_more_rows(train_arrays, train, test):
+    """The map was fitted to the rows of then, and is what is scored."""
+    one = lmd.fit(train, "a", ["c", "b"], alpha=0.5)
+    expected, rank, columns = one.score(test), one.rank, one.predict(train_arrays)
+    fresh = lmd.fit(train, "a", ["c", "b"], alpha=0.5)
+    train.update({name: rows[:50] + 3 for name, rows in train_arrays.items()})
+    assert one.score(test) == fresh.score(test) == expected
+    np.testing.assert_array_equal(one.predict(train_arrays), columns)
+    assert one.n == len(train_arrays["a"]) and one.rank == rank
+    with pytest.raises(ValueError, match="fit again"):
+        fresh.rank  # noqa: B018
+
+
 # --- properties ----------------------------------------------------------------------------------
 
 
@@ -265,6 +278,21 @@ def test_group_scores_are_the_separate_fits(train, test, alpha):
             basis = [name for name in "abcd" if name != target]
             expected = lmd.fit(train, target, basis, alpha=alpha).score(evaluate)
             assert scores[target] == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1e-6, 0.3])
+def test_pairs_groups_and_fits_agree_on_rows_of_another_mean(train_arrays, train, alpha):
+    """The bias of the fit counts there, and the models may stand in another order."""
+    moved = {name: 1.5 * train_arrays[name][:99] - 2 for name in reversed(DIMS)}
+    moved = lmd.Moments.from_arrays(moved)
+    pairs, groups = (scores(train, moved, alpha) for scores in (lmd.pair_scores, lmd.group_scores))
+    for target in DIMS:
+        others = [name for name in DIMS if name != target]
+        expected = lmd.fit(train, target, others[::-1], alpha).score(moved)
+        assert groups[target] == pytest.approx(expected, abs=1e-9)
+        for basis in others:
+            expected = lmd.fit(train, target, basis, alpha).score(moved)
+            assert pairs.loc[basis, target] == pytest.approx(expected, abs=1e-9)
 
 
 def test_group_scores_equal_scikit_learn(train_arrays, test_arrays, train, test):

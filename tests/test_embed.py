@@ -1,5 +1,6 @@
 """embed and what it rests on: tokenizers, model loading, limits, padding, layers, refusals."""
 
+import inspect
 import json
 import os
 import pickle
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, normalizers
 from transformers import AutoModel
@@ -326,8 +328,25 @@ def test_h10_no_text_gives_no_row(loaded, name):
 
 def test_a_single_string_is_not_a_list_of_texts(loaded):
     """Else every letter would be a text."""
-    with pytest.raises((TypeError, ValueError), match="text"):
-        embed("one text", loaded("bert-base-uncased"))
+    for text in ("word", "one text", ""):
+        with pytest.raises(TypeError, match="list of texts"):
+            embed(text, loaded("bert-base-uncased"))
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "roberta-base", "xlnet-base-cased"])
+def test_a_length_that_special_tokens_would_fill_is_refused(loaded, name):
+    """Each text would be [CLS] [SEP], and all vectors equal."""
+    for max_length in (0, 1, 2):
+        with pytest.raises(ValueError, match="no room for text|1 or more") as error:
+            embed(TEXTS, loaded(name), max_length=max_length)
+        assert str(max_length) in str(error.value) and "\n" not in str(error.value)
+    assert len(ids_seen(loaded(name), "the of", max_length=3)) == 3
+
+
+def test_one_token_is_a_length_where_there_are_no_special_ones(loaded):
+    assert len(ids_seen(loaded("gpt2"), "the of", max_length=1)) == 1
+    with pytest.raises(ValueError, match="1 or more"):
+        embed(TEXTS, loaded("gpt2"), max_length=0)
 
 
 # --- tokenizers ----------------------------------------------------------------------------------
@@ -502,6 +521,16 @@ def test_several_layers_take_one_pass(loaded):
     assert len(seen(both[0], lambda: embed(TEXTS, both, layer=[0, 1, 2], batch_size=8))) == 1
 
 
+def test_layers_may_be_integers_of_numpy(loaded):
+    both = loaded("bert-base-uncased")
+    for kind in (np.int64, np.int32, np.uint8):
+        np.testing.assert_array_equal(
+            embed(TEXTS, both, layer=kind(1)), embed(TEXTS, both, layer=1)
+        )
+    many = embed(TEXTS, both, layer=np.array([0, 2]))
+    np.testing.assert_array_equal(many, embed(TEXTS, both, layer=[0, 2]))
+
+
 @pytest.mark.parametrize("layer", [3, -2, [1, 7]])
 def test_a_layer_that_does_not_exist_is_named(loaded, layer):
     wrong = layer if isinstance(layer, int) else 7
@@ -602,6 +631,72 @@ def test_loading_and_embedding_are_quiet(tiny_models):
     assert (found.stdout, found.stderr) == ("(2, 32)\n", "")
 
 
+def test_the_bar_goes_to_the_terminal_that_lmd_progress_names(tiny_models, tmp_path):
+    program = (
+        "import sys, lmd_utils as lmd\n"
+        "lmd.embed(['the of'] * 3, sys.argv[1], max_length=8, progress=sys.argv[2] == 'on')"
+    )
+    terminal = tmp_path / "terminal"
+    terminal.touch()
+    for wanted in ("off", "on"):
+        found = subprocess.run(
+            [sys.executable, "-c", program, str(tiny_models / "roberta-base"), wanted],
+            env=os.environ | {"LMD_PROGRESS": str(terminal)},
+            cwd=lmd.ROOT,
+            capture_output=True,
+            text=True,
+        )
+        assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+        assert ("3/3" in terminal.read_text()) == (wanted == "on")
+
+
+# --- encoder-decoder models -----------------------------------------------------------------------
+
+
+def t5(vocabulary):
+    config = transformers.T5Config(
+        vocab_size=vocabulary, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2
+    )
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def bart(vocabulary):
+    layers = {f"{part}_{key}": value for part in ("encoder", "decoder") for key, value in
+              (("layers", 2), ("attention_heads", 2), ("ffn_dim", 64))}  # fmt: skip
+    config = transformers.BartConfig(
+        vocab_size=vocabulary, d_model=32, max_position_embeddings=48, **layers
+    )
+    return transformers.BartForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize(
+    "make, tokenizer, limit", [(t5, "xlm-roberta-base", 64), (bart, "roberta-base", 48)]
+)
+def test_of_an_encoder_decoder_model_the_encoder_is_read(
+    tiny_models, tmp_path, make, tokenizer, limit
+):
+    raw = Tokenizer.from_file(str(tiny_models / tokenizer / "tokenizer.json"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        whole = make(raw.get_vocab_size()).eval()
+    whole.save_pretrained(tmp_path)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_models / tokenizer / file, tmp_path)
+
+    found = lmd.embed(TEXTS, tmp_path, max_length=None, layer=[0, 1, 2], progress=False)
+    assert found.shape == (3, len(TEXTS), 32)
+    raw.enable_truncation(limit)
+    for i, text in enumerate([*TEXTS[:3], TEXTS[3] * 9]):
+        ids = torch.tensor([raw.encode(text).ids])
+        with torch.no_grad():
+            states = whole.get_encoder()(input_ids=ids, output_hidden_states=True).hidden_states
+        expected = torch.stack([hidden[0].mean(dim=0) for hidden in states]).numpy()
+        alone = lmd.embed([text], tmp_path, max_length=None, layer=[0, 1, 2], progress=False)
+        np.testing.assert_allclose(alone[:, 0], expected, atol=1e-5)
+        if i < 3:
+            np.testing.assert_allclose(found[:, i], alone[:, 0], atol=1e-5)
+
+
 # --- weights -------------------------------------------------------------------------------------
 
 
@@ -683,6 +778,13 @@ def test_random_initialisation_reads_the_config_alone_and_obeys_its_seed(tiny_mo
     assert not torch.allclose(first[key], trained[key])
     assert abs(first[key].std().item() - 0.2) < 0.02, "the architecture's own initializer_range"
     assert not lmd.load_model(folder, seed=0).training
+
+
+def test_loading_is_float32_and_offers_no_other(tiny_models):
+    assert "dtype" not in inspect.signature(lmd.load_model).parameters
+    for seed in (None, 0):
+        model = lmd.load_model(tiny_models / "bert-base-uncased", seed=seed)
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
 @pytest.fixture

@@ -67,6 +67,33 @@ def test_slices_follow_the_order_given(arrays):
         moments.slice("nobody")
 
 
+@pytest.mark.parametrize("names", [["b"], ["a", "c"], ["c", "a"], ["a", "b", "c"]])
+def test_a_selection_is_the_moments_of_those_models(arrays, names):
+    moments = lmd.Moments.from_arrays(arrays)
+    chosen, direct = moments.select(names), lmd.Moments.from_arrays({k: arrays[k] for k in names})
+    assert chosen.names == names and chosen.n == N
+    np.testing.assert_allclose(chosen.mean, direct.mean, rtol=1e-12)
+    np.testing.assert_allclose(chosen.cov, direct.cov, rtol=1e-9)
+    assert all(chosen.slice(name) == direct.slice(name) for name in names)
+
+
+def test_a_part_of_the_moments_does_not_grow_with_them(arrays):
+    moments = lmd.Moments.from_arrays(arrays)
+    part = moments.select(["a", "c"])
+    before = part.n, part.mean.copy(), part.cov
+    moments.update(arrays)
+    assert part.n == before[0]
+    np.testing.assert_array_equal(part.mean, before[1])
+    np.testing.assert_array_equal(part.cov, before[2])
+    part.update({name: arrays[name] for name in ("a", "c")})
+    assert moments.n == 2 * N == part.n
+
+
+def test_a_selection_of_unknown_models_is_refused(arrays):
+    with pytest.raises(KeyError, match="zebra"):
+        lmd.Moments.from_arrays(arrays).select(["a", "zebra"])
+
+
 def test_names_and_values_do_not_depend_on_the_order_of_a_block(arrays):
     moments = lmd.Moments.from_arrays(arrays)
     again = lmd.Moments({name: array.shape[1] for name, array in arrays.items()})
