@@ -35,13 +35,12 @@ def pair_table(scores: pd.DataFrame, names: list[str], T: int) -> pd.DataFrame:
 
 
 def group_table(scores: pd.DataFrame) -> pd.DataFrame:
-    """Group correlation (mean over targets) per T: train, adjusted, validation, test, and n/p."""
+    """Group correlation (mean over targets) per T: train, adjusted, validation, test."""
     group = scores[scores["kind"] == "group"]
     table = group.pivot_table(index="T", columns="split", values="r2", aggfunc="mean")
     train = group[group["split"] == "train"]
     table["adjusted"] = train.groupby("T")["r2_adjusted"].mean()
-    table["n/p"] = train.assign(ratio=train["n"] / train["p"]).groupby("T")["ratio"].mean()
-    return table[["train", "adjusted", "validation", "test", "n/p"]]
+    return table[["train", "adjusted", "validation", "test"]]
 
 
 def block() -> str:
@@ -49,12 +48,18 @@ def block() -> str:
     scores = pd.read_csv(results / "scores.csv")
     names = list(pd.read_csv(results / "models.csv")["name"].unique())
     longest = scores["T"].max()
+    corpus = pd.read_csv(results / "corpus.csv").set_index(["T", "split"])
+    test = corpus.loc[(longest, "test")]
+    fit = scores[(scores["kind"] == "group") & (scores["split"] == "train")].iloc[0]
     return "\n\n".join(
         [
             START,
-            f"R² on test documents at T = {longest}; rows explain columns, `minilm-random` has random weights:",
+            f"R² on {test['sequences']} test sequences of T = {longest} tokens from {test['documents']} "
+            "articles that no fit has seen. Rows (basis) explain columns (target); `minilm-random` has "
+            "random weights.",
             markdown(pair_table(scores, names, longest), "basis \\ target"),
-            "Mean over the three trained layers, each explained by the other two:",
+            "Mean over the three trained layers, each explained by the other two, from "
+            f"n = {fit['n']:,} train sequences and p = {fit['p']} dimensions of the two:",
             markdown(group_table(scores), "T"),
             END,
         ]
