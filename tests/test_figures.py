@@ -21,6 +21,8 @@ LIST = (lmd.ROOT / "figures" / "FIGURES.md").read_text(encoding="utf-8")
 PUBLISHED = pd.read_csv(TABLE)
 GROUPS = PUBLISHED[PUBLISHED.kind == "group"]
 TWELVE = list(GROUPS.target.unique())
+STALE = ["pairs_T016.pdf", "pairs_T1024.png", "multilingual.png", "compare_scatter.pdf"]
+FOREIGN = ["overview_question.png", "corpus_documents.pdf", "pairs_of_mine.png", "pairs_T016.svg"]
 EXECUTE = """
 import json, sys
 import matplotlib
@@ -53,10 +55,20 @@ def entries():
 
 
 def saved_names(path):
-    """Names that a notebook's source gives to save_figure; a length in braces becomes <T>."""
+    """Names that a notebook's source gives to save_figure or, in 04_figures, to its `save`.
+
+    A length in braces becomes <T>.
+    """
     text = "\n".join(source(cell) for cell in cells(path, "code"))
-    names = re.findall(r'save_figure\((?:[^"\n]|\n)+?profile, f?"([^"]+)"\)', text)
-    assert len(names) == text.count("save_figure("), f"{path.name}: a name that is no literal"
+    helper = (
+        "def save(fig, name):\n    lmd.save_figure(fig, profile, name)\n    written.add(name)\n"
+    )
+    assert (helper in text) == (path == NOTEBOOK)
+    text = text.replace(helper, "")
+    names = re.findall(r'\bsave(?:_figure)?\([^"]+?, f?"([^"]+)"\)', text)
+    calls = re.findall(r"\bsave(?:_figure)?\(", text)
+    assert len(names) == len(calls), f"{path.name}: a name that is no literal"
+    assert path != NOTEBOOK or "save_figure(" not in text, "a figure that `save` does not know"
     return {re.sub(r"\{T:03d\}", "<T>", name) for name in names}
 
 
@@ -133,8 +145,14 @@ def thirteen(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """Two models at one T, all scores far below zero, drawn in another process."""
+    """Two models at one T, all scores far below zero, drawn in another process.
+
+    An earlier run of that name and other notebooks have left figures.
+    """
     root = small_tree(tmp_path_factory.mktemp("two"))
+    (root / "figures" / "two").mkdir(parents=True)
+    for name in (*STALE, *FOREIGN):
+        (root / "figures" / "two" / name).write_text("old")
     write_run(root, "two", ["org/one", "two"], [], [64], shift=-3)
     return root / "figures" / "two", draw(root, "two", [64], seed="2")
 
@@ -266,13 +284,20 @@ def test_thirteen_models_give_every_figure(thirteen):
 def test_two_models_below_the_floor(two):
     folder, said = two
     absent = {"multilingual", "compare_scatter"}
-    assert set(digests(folder)) == expected_names([64], absent)
+    assert set(digests(folder)) == expected_names([64], absent) | set(FOREIGN)
     for name in absent:
         assert f"No figure `{name}`" in said
 
 
 def test_a_missing_table_is_named(tmp_path):
     with pytest.raises(
-        AssertionError, match=r"data/results/none/scores\.csv is missing: run `make"
+        AssertionError, match=r"no table data/results/none/scores\.csv: run the notebooks before"
     ):
         draw(small_tree(tmp_path), "none", [16])
+
+
+def test_figures_of_an_earlier_run_are_removed_and_no_others(two):
+    folder, said = two
+    assert re.findall(r"removed (\S+), of an earlier run", said) == sorted(STALE)
+    for name in FOREIGN:
+        assert (folder / name).read_text() == "old"
