@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
+from contextlib import contextmanager
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -80,6 +83,48 @@ def test_a_changed_value_runs_only_what_depends_on_it(smoke):
     assert set(pd.read_csv(smoke / "data/results/smoke/scores.csv")["alpha"]) == {1e-3}
 
 
+@contextmanager
+def edited(path, old, new):
+    """A file of the copy with `old` replaced by `new`, for a while."""
+    text = path.read_text(encoding="utf-8")
+    assert old in text, f"{path.name} has no {old!r}"
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    try:
+        yield
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
+def test_a_changed_style_runs_no_model(smoke):
+    with edited(smoke / "notebooks/lmd.mplstyle", "\n", "\n# wider\n"):
+        status, lines = make(smoke, "-j2", "reproduce", PROFILE="smoke")
+    assert status == 0, "\n".join(lines)
+    assert sorted(begun(lines)) == [name for name in STORY if name != "02_embeddings"]
+
+
+def test_changed_prose_of_a_notebook_runs_that_notebook_alone(smoke):
+    with edited(smoke / "notebooks/01_corpus.ipynb", "**Question.**", "**The question.**"):
+        status, lines = make(smoke, "reproduce", PROFILE="smoke")
+        assert status == 0 and begun(lines) == ["01_corpus"], "\n".join(lines)
+        assert begun(make(smoke, "reproduce", PROFILE="smoke")[1]) == []
+
+
+def test_a_changed_model_is_embedded_anew_and_only_it(smoke):
+    files = [*smoke.glob("build/smoke/embeddings/T*/*.zarr/zarr.json")]
+    before = {p: p.stat().st_mtime_ns for p in files}
+    assert len(before) == 6
+    profile, entry = smoke / "notebooks/profiles/smoke.yaml", "source: build/tiny/albert-base-v2"
+    with edited(profile, entry, entry + ", layer: 1"):
+        status, lines = make(smoke, "reproduce", PROFILE="smoke")
+    assert status == 0, "\n".join(lines)
+    # 01's prose is as it was before the test above, so that it runs, too
+    assert begun(lines)[-3:] == ["02_embeddings", "03_decomposition", "04_figures"]
+    changed = {p.parent.name for p in files if p.stat().st_mtime_ns != before[p]}
+    assert changed == {"tiny-albert.zarr"}
+    models = pd.read_csv(smoke / "data/results/smoke/models.csv")
+    assert set(models.loc[models["name"] == "tiny-albert", "layer"]) == {1}
+
+
 def test_a_failing_notebook_is_kept_aside_and_made_again_once_repaired(smoke):
     notebook = smoke / "notebooks/00_overview.ipynb"
     executed = smoke / "build/smoke/notebooks/00_overview.ipynb"
@@ -89,7 +134,7 @@ def test_a_failing_notebook_is_kept_aside_and_made_again_once_repaired(smoke):
         "raise RuntimeError('planted')"
     ]
     notebook.write_text(json.dumps(broken))
-    executed.unlink()
+    assert executed.exists()
 
     status, lines = make(smoke, "build/smoke/notebooks/00_overview.ipynb", PROFILE="smoke")
     assert status != 0 and not executed.exists()
@@ -117,22 +162,29 @@ def documents():
 SMALL = "n_train=300 n_validation=40 n_test=40 validation_share=0.2 test_share=0.2 tokenizer=build/tiny/bert-base-uncased"
 
 
-def test_every_architecture_of_the_paper_on_a_parquet_corpus(copy, documents, tmp_path):
-    """The paper's profile (padded mean, decoded text, first sequences, splits by position) on twelve folders."""
+@pytest.mark.parametrize(
+    "profile, lengths, pooling",
+    [("paper", [8, 16], "padded_mean"), ("paper_corrected", [8], "mean")],
+)
+def test_every_architecture_of_the_paper_on_a_parquet_corpus(
+    copy, documents, tmp_path, profile, lengths, pooling
+):
+    """Both profiles of the paper on twelve folders: the authors' choices, and this project's."""
     assert len(PAPER) == 12
     pd.DataFrame({"text": documents}).to_parquet(tmp_path / "corpus.parquet")
-    models = " ".join(f"build/tiny/{name}" for name in PAPER)
     settings = {
-        "PROFILE": "paper",
-        "MODELS": models,
+        "PROFILE": profile,
+        "MODELS": " ".join(f"build/tiny/{name}" for name in PAPER),
         "CORPUS": tmp_path / "corpus.parquet",
-        "RUN": "twelve",
+        "RUN": f"twelve-{profile}",
     }
-    status, lines = make(copy, "reproduce", SET=f"lengths=[8,16] {SMALL}", **settings)
+    status, lines = make(
+        copy, "reproduce", SET=f"lengths={lengths}".replace(" ", "") + f" {SMALL}", **settings
+    )
     assert status == 0 and begun(lines) == STORY, "\n".join(lines)
-    scores = pd.read_csv(copy / "data/results/twelve/scores.csv")
-    assert set(scores["target"]) == set(PAPER) and set(scores["pooling"]) == {"padded_mean"}
-    assert len(scores) == 2 * 3 * (12 * 11 + 12)
+    scores = pd.read_csv(copy / f"data/results/twelve-{profile}/scores.csv")
+    assert set(scores["target"]) == set(PAPER) and set(scores["pooling"]) == {pooling}
+    assert len(scores) == len(lengths) * 3 * (12 * 11 + 12)
     assert scores["r2"].notna().all() and (scores["r2"] <= 1).all()
     assert changes(copy) == ""
 
@@ -162,6 +214,38 @@ def test_a_hub_profile_says_what_it_needs_and_stops_when_the_hub_is_out_of_reach
     assert any("12 models, about 6.0 GB of weights" in line for line in lines)
     told = [line for line in lines if not line.startswith("make")]
     assert told[-1].startswith("parameters: the model hub cannot be reached")
+
+
+@pytest.mark.parametrize(
+    "given, fetched",
+    [
+        ("PROFILE=checkpoints", {"all-MiniLM-L6-v2"}),
+        ("PROFILE=checkpoints_large", {"all-MiniLM-L6-v2", "all-mpnet-base-v2"}),
+        ("PROFILE=smoke", {"tiny"}),
+        ("PROFILE=paper", set()),
+        ("PROFILE=my_large", set()),
+        ("PROFILE=paper MODELS=a/x,b=build/tiny/gpt2", {"tiny"}),
+        ("PROFILE=checkpoints_large MODELS=a/x,a/y", {"all-MiniLM-L6-v2"}),
+        ("PROFILE=paper MODELS=a/x,build/models/all-mpnet-base-v2", {"all-mpnet-base-v2"}),
+        ("PROFILE=paper SET=tokenizer=build/models/all-MiniLM-L6-v2", {"all-MiniLM-L6-v2"}),
+    ],
+)
+def test_only_the_checkpoints_that_are_named_are_fetched(tmp_path, given, fetched):
+    for name in ("Makefile", "requirements.txt", "tools/tiny_models.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    profiles = Path(shutil.copytree(ROOT / "notebooks/profiles", tmp_path / "notebooks/profiles"))
+    # a name and a comment decide nothing
+    shutil.copy(profiles / "paper.yaml", profiles / "my_large.yaml")
+    with open(profiles / "my_large.yaml", "a") as file:
+        file.write("# not build/models/all-mpnet-base-v2\n")
+    given = dict(item.split("=", 1) for item in given.replace(",", "\x00").split())
+    given = {k: v.replace("\x00", " ") for k, v in given.items()}
+    status, lines = make(tmp_path, "-n", "parameters", **given)
+    assert status == 0, "\n".join(lines)
+    found = {name for line in lines for name in re.findall(r"setup: fetching ([\w-]+)", line)}
+    found |= {"tiny" for line in lines if "tiny_models.py" in line}
+    assert found == fetched
 
 
 def test_a_bad_value_is_one_line(copy):

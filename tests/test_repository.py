@@ -1,14 +1,17 @@
 """The repository as a whole: pins, commands of the README, profiles, hygiene of what is committed."""
 
+import ast
 import json
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
 
 import check_notebooks
 import parameters
 import pytest
+import readme_results
 import yaml
 from conftest import ROOT
 
@@ -96,6 +99,12 @@ def makefile_targets():
     return set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split())
 
 
+def makefile_variables():
+    """What the command line may set."""
+    text = (ROOT / "Makefile").read_text()
+    return set(re.findall(r"^(\w+) \?=", text, re.MULTILINE))
+
+
 def test_make_alone_prints_help_with_every_target():
     done = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -118,6 +127,8 @@ def test_commands_of_the_pages_exist(page):
         for word in bare.split()[1:]:
             file = word.startswith(("-", "build/", "data/"))
             assert file or word in makefile_targets(), f"{page.name}: {command}"
+        for variable in re.findall(r"(\w+)=", re.sub(r'"[^"]*"', "", command)):
+            assert variable in makefile_variables(), f"{page.name}: {command}"
         for profile in re.findall(r"PROFILE=([\w.]+)", command):
             assert profile in {*PROFILES, "name"}, f"{page.name}: {command}"
 
@@ -125,6 +136,31 @@ def test_commands_of_the_pages_exist(page):
 def test_the_readme_shows_the_two_commands():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "make reproduce" in text and "make test" in text
+
+
+def test_the_tables_of_the_readme_are_those_of_the_results():
+    assert readme_results.block() in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_python_of_the_readme_runs(tiny_models):
+    """As written, with tiny models for its folders and short texts."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    snippets = re.findall(r"^ {4}import lmd_utils as lmd\n(?:(?: {4}.*)?\n)+", text, re.MULTILINE)
+    assert snippets
+    names = {"a": "bert-base-uncased", "b": "distilroberta-base"}
+    for snippet in snippets:
+        code = re.sub(
+            r"folder/([ab])\b", lambda m: str(tiny_models / names[m[1]]), textwrap.dedent(snippet)
+        )
+        assert "folder/" not in code
+        given = {"texts": [f"{i} of {i * i % 97}" for i in range(4200)]}
+        for statement in ast.parse(code).body:
+            if isinstance(statement, ast.Expr):
+                table = eval(compile(ast.Expression(statement.value), "README.md", "eval"), given)  # noqa: S307
+                assert table.shape == (2, 2) and table.notna().to_numpy().sum() == 2
+            else:
+                exec(compile(ast.Module([statement], []), "README.md", "exec"), given)
+        assert given["train"].n == 4000 and given["test"].n == 200
 
 
 def test_files_that_pages_link_to_exist():
@@ -181,18 +217,12 @@ def test_notebook_hygiene(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebook_opens_as_the_others(path):
+def test_links_between_notebooks_exist(path):
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    opening = ""
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            break
-        opening += "".join(cell["source"]) + "\n"
-    assert opening.startswith("# ")
-    for word in ("question", "time", "reads", "writes", "previous"):
-        assert word in opening.lower(), f"the opening says nothing of: {word}"
-    for link in re.findall(r"\]\(([\w./]+\.ipynb)\)", opening):
-        assert (path.parent / link).exists(), link
+    text = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    links = re.findall(r"\]\(([\w./]+\.(?:ipynb|md))\)", text)
+    assert links and all((path.parent / link).exists() for link in links), links
+    assert path.name not in links
 
 
 def test_no_machine_path_in_what_is_committed():
