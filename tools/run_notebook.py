@@ -81,6 +81,10 @@ def run(notebook, values, output):
             cwd=str(notebook.parent),
         )
         os.replace(temporary, output)
+        for cell in json.loads(output.read_text(encoding="utf-8"))["cells"]:
+            for line in (x for o in cell.get("outputs", []) for x in o.get("text", [])):
+                if line.startswith("Warning: "):
+                    print(f"{notebook.stem}: {line.rstrip()}\n", end="", flush=True)
     except KeyboardInterrupt:
         sys.exit(f"{notebook.name}: interrupted")
     except Exception as error:
