@@ -77,7 +77,11 @@ format: $(READY) ## format modules and notebooks
 	$(PY) -m ruff format .
 
 html: reproduce ## the executed notebooks as pages, in build/RUN/html
-	@$(PY) -m nbconvert --to html --output-dir $(BUILD)/html --log-level WARN $(DONE)/*.ipynb
+	@$(PY) -m nbconvert --to html --output-dir $(BUILD)/html --log-level ERROR \
+	  --TagRemovePreprocessor.enabled=True --TagRemovePreprocessor.remove_cell_tags=injected-parameters $(DONE)/*.ipynb
+	@sed -i.bak -e 's#href="\([0-9][0-9]_[a-z_]*\)\.ipynb"#href="\1.html"#g' -e 's#href="\.\./#href="../../../#g' $(BUILD)/html/*.html
+	@rm -f $(BUILD)/html/*.bak
+	@echo "pages in $(BUILD)/html"
 
 lab: $(READY) $(INPUTS) ## open JupyterLab on the notebooks
 	$(PY) -m jupyterlab notebooks

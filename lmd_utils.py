@@ -150,8 +150,8 @@ def open_embeddings(path: str | Path):
     array = zarr.open_array(str(path), mode="r")
     if array.nchunks_initialized != array.nchunks:
         raise ValueError(
-            f"{path} has {array.nchunks_initialized} of {array.nchunks} chunks: "
-            "delete it and run 02_embeddings again"
+            f"{os.path.relpath(path, ROOT)} has {array.nchunks_initialized} of {array.nchunks} "
+            "chunks: delete it and run 02_embeddings again"
         )
     return array
 
@@ -208,6 +208,10 @@ def find_model(
             f"folder {source!r} has no config.json, so it is not a model; "
             "rename it if you meant the hub id of that name"
         )
+    try:
+        json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"the config.json of model {source!r} is no model configuration") from None
     if weights and not any(folder.glob("*.safetensors")):
         found = ", ".join(sorted(f.name for f in folder.glob("*.bin"))) or "none"
         if not (allow_bin and any(folder.glob("pytorch_model*.bin"))):
@@ -309,9 +313,10 @@ def load_model(
                     str(folder), dtype=torch.float32, **options
                 )
             except Exception as error:
-                raise ValueError(
-                    f"cannot load the model in {folder}: {_first_line(error)}"
-                ) from None
+                reason = _first_line(error)
+                if "weights_only" in str(error):
+                    reason = "pytorch_model.bin holds more than tensors; convert it to safetensors"
+                raise ValueError(f"cannot load the model in {folder}: {reason}") from None
             wrong = [f"{key} is missing" for key in report["missing_keys"] if "pooler." not in key]
             wrong += [f"{key[0]} has another shape" for key in report["mismatched_keys"]]
             if wrong:
@@ -493,6 +498,9 @@ def embed(
         raise ValueError(
             f"the tokenizer finds no token in row {_some(np.flatnonzero(lengths == 0))}"
         )
+    vocabulary = model.get_input_embeddings().num_embeddings
+    if texts and (largest := max(map(max, rows["input_ids"]))) >= vocabulary:
+        raise ValueError(f"the tokenizer gives id {largest}, the model has {vocabulary} embeddings")
     order = np.argsort(-lengths, kind="stable")
 
     out = np.empty((len(layers), len(texts), model.config.hidden_size), np.float32)
