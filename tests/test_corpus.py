@@ -243,7 +243,8 @@ def test_too_few_sequences_are_all_taken_and_none_is_an_error(root, run, capsys)
     corpus = write(root / "rows.parquet", documents())
     run(corpus=corpus, n_train=10_000)
     assert re.search(
-        r"Warning: T = 16, train: all \d+ sequences taken, 10,000 were asked for", capsys.readouterr().out
+        r"Warning: T = 16, train: all \d+ sequences taken, 10,000 were asked for",
+        capsys.readouterr().out,
     )
     with pytest.raises(ValueError, match="no train sequence of T = 5000 among its .* smaller T"):
         run(corpus=corpus, lengths=[5000])

@@ -185,6 +185,8 @@ def test_a_profile_that_is_no_text(repository):
         ({"SET": "alpa=1"}, "did you mean 'alpha'?"),
         ({"SET": "alpha=1e-3"}, "write 1.0e-3"),
         ({"SET": "lengths=[1,"}, "is not YAML"),
+        ({"SET": "models='[{? [a]: 1}]'"}, "is not YAML"),
+        ({"SET": "seed=1 seed=2"}, "SET: seed is given twice"),
         ({"SET": "seed=2024-13-01"}, "is not YAML"),
         ({"SET": "test_share=0"}, "must be above 0"),
         ({"SET": "pooling=padded_mean"}, "set sequences=decoded, too"),
@@ -756,3 +758,15 @@ def test_refreshed_notebook_has_outputs_and_no_trace_of_the_run():
     executed.cells[-1].source = "print(2 * alpha)"
     with pytest.raises(ValueError, match="run `make reproduce` first"):
         refresh_notebooks.refreshed(source, executed)
+
+
+def test_a_zarr_array_that_lost_a_chunk_counts_as_lost(tmp_path):
+    import zarr
+
+    path = tmp_path / "a.zarr"
+    assert not parameters.array_file(path).exists()
+    array = zarr.create_array(str(path), shape=(5, 3), chunks=(2, 3), dtype="float32")
+    array[:] = 1
+    assert parameters.array_file(path) == path / "zarr.json"
+    (path / "c" / "1" / "0").unlink()
+    assert parameters.array_file(path) == path / "c" / "1" / "0"

@@ -210,6 +210,8 @@ class Loader(yaml.SafeLoader):
     def construct_mapping(self, node, deep=False):
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key is no text", problem_mark=key.start_mark)
             text = str(key.value)
             if text in seen:
                 raise yaml.MarkedYAMLError(problem=f"{text!r} twice", problem_mark=key.start_mark)
@@ -297,6 +299,8 @@ def parse_set(text):
         key, equals, value = item.partition("=")
         if not equals:
             raise ValueError(f"SET: {item!r} is not key=value")
+        if key in values:
+            raise ValueError(f"SET: {key} is given twice")
         try:
             values[key] = yaml.load(value, Loader)
         except (yaml.YAMLError, ValueError, RecursionError):
@@ -410,6 +414,17 @@ def saved_figures(notebook):
     return {n for c in cells for n in SAVED.findall("".join(c["source"]))}
 
 
+def array_file(array):
+    """The file whose absence says that a zarr array is not whole: its metadata, or a lost chunk."""
+    try:
+        metadata = json.loads((array / "zarr.json").read_text(encoding="utf-8"))
+        rows, size = metadata["shape"][0], metadata["chunk_grid"]["configuration"]["chunk_shape"][0]
+    except (OSError, ValueError, KeyError):
+        return array / "zarr.json"
+    chunks = [array / "c" / str(i) / "0" for i in range(math.ceil(rows / size))]
+    return next((chunk for chunk in chunks if not chunk.is_file()), array / "zarr.json")
+
+
 def products(run, notebooks, values):
     """{notebook: files it must have left}: a run whose products are gone is made again."""
     build, results, figures = (ROOT / part / run for part in ("build", "data/results", "figures"))
@@ -419,7 +434,7 @@ def products(run, notebooks, values):
     files = {
         "01_corpus": [results / "corpus.csv"]
         + [build / "sequences" / f"{t}.parquet" for t in folders],
-        "02_embeddings": [results / "models.csv"] + [array / "zarr.json" for array in arrays],
+        "02_embeddings": [results / "models.csv"] + [array_file(array) for array in arrays],
         "03_decomposition": [results / "scores.csv"],
     }
     saved = {notebook: saved_figures(notebook) for notebook in notebooks}

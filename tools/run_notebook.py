@@ -58,6 +58,14 @@ def clear(output):
             left.unlink(missing_ok=True)
 
 
+HINTS = {
+    "[Errno 28]": "; the disk is full: free space and run the same command again",
+    "[Errno 30]": "; the folder cannot be written to",
+    "[Errno 13]": "; the folder cannot be written to",
+    "Kernel died": "; out of memory? a lower batch_size needs less",
+}
+
+
 def stop(signum, frame):
     raise KeyboardInterrupt
 
@@ -96,6 +104,7 @@ def run(notebook, values, output):
             f"{getattr(error, 'ename', type(error).__name__)}: {getattr(error, 'evalue', error)}"
         )
         reason = (reason.strip().splitlines() or ["no message"])[0]
+        reason += next((hint for sign, hint in HINTS.items() if sign in reason), "")
         sys.exit(f"{notebook.name} failed: {reason}; see {os.path.relpath(kept, ROOT)}")
     finally:
         temporary.unlink(missing_ok=True)
