@@ -67,7 +67,12 @@ def atomic(path: str | Path):
         aside = path.with_name(f".{path.name}.{os.getpid()}.old")
         if path.is_dir():
             os.replace(path, aside)
-        os.replace(temporary, path)
+        try:
+            os.replace(temporary, path)
+        except OSError:
+            if aside.is_dir():
+                os.replace(aside, path)
+            raise
         shutil.rmtree(aside, ignore_errors=True)
     finally:
         if temporary.is_dir():
