@@ -145,7 +145,9 @@ def test_the_tables_of_the_readme_are_those_of_the_results():
 def test_the_python_of_the_readme_runs(tiny_models):
     """As written, with tiny models for its folders and short texts."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    snippets = re.findall(r"^ {4}import lmd_utils as lmd\b.*\n(?:(?: {4}.*)?\n)+", text, re.MULTILINE)
+    snippets = re.findall(
+        r"^ {4}import lmd_utils as lmd\b.*\n(?:(?: {4}.*)?\n)+", text, re.MULTILINE
+    )
     assert snippets
     names = {"a": "bert-base-uncased", "b": "distilroberta-base"}
     for snippet in snippets:
