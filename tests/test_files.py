@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import lmd_utils as lmd
 
-NAMES = ["allenai/longformer-base-4096", "../../etc/passwd", "/root/x", "a b+c", "..a", "日本"]
+NAMES = ["allenai/longformer-base-4096", "../../etc/passwd", "/etc/x", "a b+c", "..a", "日本"]
 
 
 @pytest.fixture
