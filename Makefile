@@ -1,9 +1,11 @@
 # Every target that makes something is a file; `make` alone prints this help.
 
-PROFILE ?= checkpoints
+PROFILE ?= course
 MODELS ?=
 CORPUS ?=
 SET ?=
+ZOO_PROFILE ?= course
+ZOO_SET ?=
 VENV ?= .venv
 PYTHON ?= python3.11 python3.12 python3.13 python3 python
 
@@ -13,8 +15,17 @@ else
 RUN ?= $(PROFILE)
 endif
 
+# Only the zoo's own settings may replace the committed models without being told to.
+ifeq ($(strip $(ZOO_SET))$(filter-out course,$(ZOO_PROFILE)),)
+ZOO_BUILD := build/zoo
+ZOO ?= data/zoo
+else
+ZOO_BUILD := build/zoo-custom
+ZOO ?= build/zoo-custom/published
+endif
+
 CALLER := $(PWD)
-export PROFILE RUN MODELS CORPUS SET CALLER
+export PROFILE RUN MODELS CORPUS SET CALLER ZOO_PROFILE ZOO_SET
 export PYTHONPATH := $(CURDIR)
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .SUFFIXES:
@@ -38,13 +49,15 @@ DONE := $(BUILD)/notebooks
 RESULTS := data/results/$(RUN)
 RUN_NOTEBOOK = $(PY) tools/run_notebook.py $< $(BUILD)/params/$(@F:.ipynb=.yaml) $@
 STORY := 00_overview 01_corpus 02_embeddings 03_decomposition 04_figures
+# The appendices run with the default profile, after the story.
+APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(wildcard notebooks/A[0-9]*.ipynb))))
 SLOW := tests/test_notebooks.py tests/test_make.py
-PARAMS := $(STORY:%=$(BUILD)/params/%.yaml)
+PARAMS := $(patsubst %,$(BUILD)/params/%.yaml,$(STORY) $(APPENDICES))
 
 ##@ The two commands that a newcomer needs; both set up what they need
-.PHONY: help setup reproduce figures test smoke lint format html lab notebooks clean distclean parameters
+.PHONY: help setup reproduce figures test smoke lint format html lab notebooks zoo clean distclean parameters
 
-reproduce: $(STORY:%=$(DONE)/%.ipynb) $(RESULTS)/corpus.csv $(RESULTS)/scores.csv ## run every notebook that is out of date, with PROFILE=checkpoints or what you name
+reproduce: $(patsubst %,$(DONE)/%.ipynb,$(STORY) $(APPENDICES)) $(RESULTS)/corpus.csv $(RESULTS)/scores.csv ## run every notebook that is out of date, with PROFILE=course or what you name
 	@echo "$(RUN): figures in figures/$(RUN), tables in $(RESULTS), executed notebooks in $(DONE)"
 
 test: setup $(TINY) ## run all tests: unit, then notebooks, then the pipeline
@@ -59,9 +72,11 @@ help: ## print this help
 	@echo "  PROFILE=name          of notebooks/profiles: $(notdir $(basename $(sort $(wildcard notebooks/profiles/*.yaml))))"
 	@echo "  MODELS=\"id folder name=folder\"  your models; CORPUS=file  your text (.txt, .jsonl, .parquet)"
 	@echo "  SET=\"key=value\"       any parameter of a notebook; RUN=name  where the results go (else: custom)"
+	@echo "  ZOO=folder            where make zoo puts the models (else: data/zoo); ZOO_SET=\"key=value\"  parameters of its"
+	@echo "                        notebook; ZOO_PROFILE=name  whose text (with either of these, else: build/zoo-custom)"
 	@echo "  VENV=folder           the Python environment (else: .venv); PYTHON=python3.11  what makes it"
 
-setup: $(READY) $(MINILM) ## make the Python environment and fetch the default checkpoint
+setup: $(READY) $(MINILM) ## make the Python environment and fetch the checkpoint whose vocabulary defines T
 
 figures: $(DONE)/04_figures.ipynb ## only the figures, and what they need
 
@@ -79,7 +94,7 @@ format: $(READY) ## format modules and notebooks
 html: reproduce ## the executed notebooks as pages, in build/RUN/html
 	@$(PY) -m nbconvert --to html --output-dir $(BUILD)/html --log-level ERROR \
 	  --TagRemovePreprocessor.enabled=True --TagRemovePreprocessor.remove_cell_tags=injected-parameters $(DONE)/*.ipynb
-	@sed -i.bak -e 's#href="\([0-9][0-9]_[a-z_]*\)\.ipynb"#href="\1.html"#g' -e 's#href="\.\./#href="../../../#g' $(BUILD)/html/*.html
+	@sed -i.bak -e 's#href="\([0-9A][0-9]_[a-z_]*\)\.ipynb"#href="\1.html"#g' -e 's#href="\.\./#href="../../../#g' $(BUILD)/html/*.html
 	@rm -f $(BUILD)/html/*.bak
 	@echo "pages in $(BUILD)/html"
 
@@ -89,6 +104,13 @@ lab: $(READY) $(INPUTS) ## open JupyterLab on the notebooks
 notebooks: reproduce ## put the outputs of the executed notebooks into notebooks/ and README.md (default profile)
 	@$(PY) tools/refresh_notebooks.py $(DONE)
 	@$(PY) tools/readme_results.py
+
+zoo: $(READY) ## train the models of data/zoo from nothing, two at a time, and put them there (hours)
+	@$(MAKE) build/$(ZOO_PROFILE)/notebooks/01_corpus.ipynb PROFILE=$(ZOO_PROFILE) RUN=$(ZOO_PROFILE) \
+	  MODELS= CORPUS= SET= ONLY=01_corpus
+	@$(PY) tools/parameters.py zoo $(ZOO_BUILD)
+	@$(MAKE) $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j2) trained
+	@$(PY) tools/publish_zoo.py $(ZOO_BUILD)/models $(ZOO)
 
 clean: ## remove everything that was made, but not the environment and not the committed results
 	rm -rf build
@@ -131,15 +153,16 @@ $(TINY): tools/tiny_models.py | $(READY)
 
 # --- the pipeline ---------------------------------------------------------------------------------
 
-# Runs each time, and writes a parameter file only when its content changes.
+# Runs each time, and writes a parameter file only when its content changes. ONLY names a notebook
+# that is to run whatever the others lack: make zoo needs a corpus, and no model that is there already.
 parameters: | $(READY) $(INPUTS)
-	@$(PY) tools/parameters.py write
+	@$(PY) tools/parameters.py write $(ONLY)
 $(PARAMS): parameters
 	@:
 
 # Says what a hub profile needs, before any work; fails in one line when the hub cannot be reached.
 $(BUILD)/preflight: $(BUILD)/params/01_corpus.yaml $(BUILD)/params/02_embeddings.yaml
-	@$(PY) tools/parameters.py preflight
+	@$(PY) tools/parameters.py preflight $(ONLY)
 	@touch $@
 
 $(DONE)/%.ipynb: notebooks/%.ipynb $(BUILD)/params/%.yaml lmd_utils.py | $(BUILD)/preflight
@@ -151,6 +174,7 @@ $(DONE)/02_embeddings.ipynb: $(BUILD)/sequences.cksum
 $(DONE)/03_decomposition.ipynb: $(DONE)/02_embeddings.ipynb notebooks/lmd.mplstyle
 $(DONE)/04_figures.ipynb: notebooks/lmd.mplstyle $(wildcard data/published/*.csv) \
 	$(RESULTS)/models.csv $(RESULTS)/scores.csv
+$(APPENDICES:%=$(DONE)/%.ipynb): $(DONE)/01_corpus.ipynb notebooks/lmd.mplstyle | $(DONE)/04_figures.ipynb
 
 # Changes only when a sequence does: a new style of 01_corpus' figures re-runs no model.
 $(BUILD)/sequences.cksum: $(DONE)/01_corpus.ipynb
@@ -164,3 +188,29 @@ $(RESULTS)/scores.csv: $(DONE)/03_decomposition.ipynb
 $(RESULTS)/corpus.csv $(RESULTS)/models.csv $(RESULTS)/scores.csv:
 	@test -f $@ || { echo "$(<F) has not written $@" >&2; exit 1; }
 	@touch $@
+
+# --- the zoo --------------------------------------------------------------------------------------
+
+ZOO_MODELS := $(shell sed -n 's/.*source: data\/zoo\/\([^,}]*\).*/\1/p' notebooks/profiles/course.yaml 2>/dev/null | sort -u)
+TRAINED := $(ZOO_MODELS:%=$(ZOO_BUILD)/models/%/record.json)
+ZOO_RUNS := $(ZOO_MODELS:%=$(ZOO_BUILD)/notebooks/A1_%.ipynb)
+
+# One thread each: the sums are then the same on any number of cores.
+$(ZOO_RUNS): $(ZOO_BUILD)/notebooks/A1_%.ipynb: $(ZOO_BUILD)/params/A1_%.yaml
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
+	  $(PY) tools/run_notebook.py notebooks/A1_pretrain_zoo.ipynb $< $@ $*
+
+# A student starts from its teacher.
+$(ZOO_BUILD)/notebooks/A1_distilbert.ipynb: $(ZOO_BUILD)/models/bert/record.json
+$(ZOO_BUILD)/notebooks/A1_distilmbert.ipynb: $(ZOO_BUILD)/models/mbert/record.json
+$(ZOO_BUILD)/notebooks/A1_distilroberta.ipynb: $(ZOO_BUILD)/models/roberta/record.json
+$(ZOO_BUILD)/notebooks/A1_longformer.ipynb: $(ZOO_BUILD)/models/roberta/record.json
+
+# A model is as new as the run that trained it, or that found it trained.
+$(TRAINED): $(ZOO_BUILD)/models/%/record.json: $(ZOO_BUILD)/notebooks/A1_%.ipynb
+	@test -f $@ || { echo "A1_pretrain_zoo $* has not written $@" >&2; exit 1; }
+	@touch $@
+
+.PHONY: trained
+trained: $(TRAINED)
+	@:

@@ -103,6 +103,11 @@ def content_hash(path: str | Path, patterns: Sequence[str] = ("**/*",)) -> str:
     return digest.hexdigest()
 
 
+def documents_path(profile: str) -> Path:
+    """Where 01_corpus keeps the documents: doc_id, split, text, one row each."""
+    return ROOT / "build" / clean_name(profile) / "documents.parquet"
+
+
 def sequences_path(profile: str, T: int) -> Path:
     """Where 01_corpus keeps the sequences of T tokens."""
     return ROOT / "build" / clean_name(profile) / "sequences" / f"T{T:03d}.parquet"
@@ -252,12 +257,13 @@ def load_tokenizer(folder: str | Path):
     transformers 5 rebuilds some tokenizers from their vocabulary and then splits
     text differently (transformers #45920), so the file itself is loaded whenever
     there is one, with the special tokens and input names of the model's own class.
-    Raises ValueError for a folder without a usable tokenizer.
+    Raises ValueError for a folder without a usable tokenizer, or whose files are not
+    as a MANIFEST.json beside it lists them.
     """
     from tokenizers import Regex, models, pre_tokenizers
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    folder = Path(folder)
+    _verify(folder := Path(folder))
     vocabularies = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
     if not any(True for pattern in vocabularies for _ in folder.glob(pattern)):
         raise ValueError(f"folder {folder} has no tokenizer ({', '.join(vocabularies)})")
@@ -300,10 +306,12 @@ def load_model(
 
     Raises ValueError when a weight is missing (other than a pooler, which is not
     used), of another shape, or unreadable: no weight is ever filled in at random.
+    Also when a file is not as a MANIFEST.json beside the folder lists it.
     """
     import torch
     from transformers import AutoConfig, AutoModel
 
+    _verify(folder)
     options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     with torch.random.fork_rng(devices=[]), _quiet_transformers():
         if seed is not None:
@@ -332,6 +340,49 @@ def load_model(
     if model.config.is_encoder_decoder:
         model = model.get_encoder()
     return model.eval()
+
+
+def _verify(folder: str | Path) -> None:
+    """Raise ValueError unless a model's files are what MANIFEST.json beside its folder lists.
+
+    That of data/zoo is {"models": {name: …}, "files": {"name/file": SHA-256}}; folders
+    beside no such file, or beside a MANIFEST.json of another kind, are not checked.
+    """
+    folder = Path(folder).resolve()
+    manifest, shipped = folder.parent / "MANIFEST.json", folder.is_relative_to(ROOT / "data")
+
+    def wrong(file, what, remedy=""):
+        shown, of = (f.relative_to(ROOT) if shipped else f for f in (file, folder))
+        lost = manifest.relative_to(ROOT) if file == manifest and shipped else of
+        restore = f"`git checkout -- {lost}` restores it" if shipped else f"copy {of} anew"
+        return ValueError(f"{shown}: {what}; {remedy or restore}")
+
+    try:
+        content = json.loads(manifest.read_text(encoding="utf-8"))
+        models, files = dict(content["models"]), content["files"].items()
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if not shipped:  # nothing says that it is a list of models
+            return
+        raise wrong(manifest, f"is damaged ({_first_line(error)})") from None
+    if folder.name not in models:
+        raise wrong(manifest, f"does not list {folder.name}", "keep models of your own elsewhere")
+    listed = {folder.parent / name: sha256 for name, sha256 in files}
+    listed = {file: sha256 for file, sha256 in listed.items() if file.parent == folder}
+    for file in (f for p in (*WEIGHT_FILES, *TOKENIZER_FILES) for f in sorted(folder.glob(p))):
+        if file not in listed:
+            raise wrong(file, "is not listed in MANIFEST.json", "delete it")
+    for file, sha256 in listed.items():
+        if not file.is_file():
+            raise wrong(file, "is missing")
+        if (found := content_hash(file)) != sha256:
+            found, sha256 = (f"{str(h)[:16]}…" for h in (found, sha256))
+            raise wrong(
+                file, f"SHA-256 is {found}, MANIFEST.json says {sha256}; the file is damaged"
+            )
+    if not listed:
+        raise wrong(manifest, f"lists no file of {folder.name}")
 
 
 @contextmanager

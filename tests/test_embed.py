@@ -858,3 +858,91 @@ def test_a_folder_that_is_no_model_is_named(tmp_path):
         lmd.find_model(str(tmp_path / "empty"))
     with pytest.raises(FileNotFoundError, match="no-such-folder"):
         lmd.find_model(str(tmp_path / "no-such-folder"))
+
+
+# --- the list of SHA-256 sums beside a model ------------------------------------------------------
+
+
+def manifest_of(folder):
+    """Content of a MANIFEST.json that lists the one model in `folder`."""
+    files = {f"{folder.name}/{p.name}": lmd.content_hash(p) for p in folder.iterdir()}
+    return {"models": {folder.name: {"after": ""}}, "files": files}
+
+
+@pytest.fixture
+def shipped(tiny_models, tmp_path, monkeypatch):
+    """A model of data/zoo in a repository of its own, with its list."""
+    monkeypatch.setattr(lmd, "ROOT", tmp_path)
+    folder = tmp_path / "data" / "zoo" / "bert"
+    shutil.copytree(tiny_models / "bert-base-uncased", folder)
+    (folder.parent / "MANIFEST.json").write_text(json.dumps(manifest_of(folder)))
+    return folder
+
+
+LOADERS = {
+    "model": lmd.load_model,
+    "random": lambda folder: lmd.load_model(folder, seed=0),
+    "tokenizer": lmd.load_tokenizer,
+}
+
+
+def refusal(load, folder):
+    """The one line in which `load` refuses the folder."""
+    with pytest.raises(ValueError) as error:
+        load(folder)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
+def test_a_damaged_file_of_the_zoo_is_refused_and_named(shipped, load):
+    load(shipped)
+    weights = shipped / "model.safetensors"
+    data = weights.read_bytes()
+    flipped = data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
+    for damaged in (data[:-1], flipped):
+        weights.write_bytes(damaged)
+        line = refusal(load, shipped)
+        assert line.startswith("data/zoo/bert/model.safetensors: SHA-256 is ")
+        assert line.endswith("the file is damaged; `git checkout -- data/zoo/bert` restores it")
+    weights.unlink()
+    assert "data/zoo/bert/model.safetensors: is missing; `git checkout" in refusal(load, shipped)
+    weights.write_bytes(data)
+    (shipped / "added_tokens.json").write_text("{}")
+    assert "added_tokens.json: is not listed in MANIFEST.json; delete it" in refusal(load, shipped)
+
+
+def test_a_damaged_list_of_the_zoo_is_refused(shipped):
+    manifest = shipped.parent / "MANIFEST.json"
+    content = json.loads(manifest.read_text())
+    manifest.write_bytes(manifest.read_bytes()[:-5])
+    line = refusal(lmd.load_model, shipped)
+    assert line.startswith("data/zoo/MANIFEST.json: is damaged (JSONDecodeError")
+    assert line.endswith("; `git checkout -- data/zoo/MANIFEST.json` restores it")
+    manifest.write_text("[]")
+    assert "MANIFEST.json: is damaged (TypeError" in refusal(lmd.load_model, shipped)
+    manifest.write_text(json.dumps(content | {"files": {}}))
+    assert "is not listed in MANIFEST.json" in refusal(lmd.load_model, shipped)
+    manifest.write_text(json.dumps(content | {"models": {}}))
+    assert refusal(lmd.load_model, shipped) == (
+        "data/zoo/MANIFEST.json: does not list bert; keep models of your own elsewhere"
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[1, 2]", '{"files": {"config.json": 1}}', '{"models": {}, "files": ["a"]}', None]
+)
+def test_a_manifest_of_another_kind_or_none_is_no_list_of_models(tiny_models, tmp_path, text):
+    folder = copy_of(tiny_models, "bert-base-uncased", tmp_path)
+    if text:
+        (tmp_path / "MANIFEST.json").write_text(text)
+    lmd.load_model(folder)
+    lmd.load_tokenizer(folder)
+
+
+def test_a_copy_of_the_zoo_elsewhere_is_checked_too(tiny_models, tmp_path):
+    folder = copy_of(tiny_models, "bert-base-uncased", tmp_path)
+    (tmp_path / "MANIFEST.json").write_text(json.dumps(manifest_of(folder)))
+    lmd.load_model(folder)
+    edit_json(folder / "config.json", layer_norm_eps=1e-3)
+    assert refusal(lmd.load_model, folder).endswith(f"the file is damaged; copy {folder} anew")

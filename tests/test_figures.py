@@ -1,4 +1,4 @@
-"""The figures: published table, list of figures, heatmap labels (H20), equal bytes, odd tables."""
+"""The figures: published table, list, heatmap labels (H20), equal bytes, odd tables, agreement."""
 
 import hashlib
 import json
@@ -21,7 +21,9 @@ LIST = (lmd.ROOT / "figures" / "FIGURES.md").read_text(encoding="utf-8")
 PUBLISHED = pd.read_csv(TABLE)
 GROUPS = PUBLISHED[PUBLISHED.kind == "group"]
 TWELVE = list(GROUPS.target.unique())
+AFTER = {f"small-{i:02d}": name for i, name in enumerate(TWELVE[::-1])}  # another order
 STALE = ["pairs_T016.pdf", "pairs_T1024.png", "multilingual.png", "compare_scatter.pdf"]
+STALE += ["yardstick.pdf", "compare_pairs_by_T.png"]
 FOREIGN = ["overview_question.png", "corpus_documents.pdf", "pairs_of_mine.png", "pairs_T016.svg"]
 EXECUTE = """
 import json, sys
@@ -72,7 +74,7 @@ def saved_names(path):
     return {re.sub(r"\{T:03d\}", "<T>", name) for name in names}
 
 
-def write_run(root, profile, models, controls, lengths, missing=0, shift=0.0):
+def write_run(root, profile, models, controls, lengths, missing=0, shift=0.0, after=None):
     """A made-up result in the schema of data/results, all scores under `root`."""
     rng, rows, every = np.random.default_rng(0), [], models + controls
 
@@ -96,8 +98,10 @@ def write_run(root, profile, models, controls, lengths, missing=0, shift=0.0):
     scores.loc[rng.choice(len(scores), missing, replace=False), "r2"] = np.nan
     names = pd.DataFrame([(T, m) for T in lengths for m in every], columns=["T", "name"])
     names["role"] = np.where(names.name.isin(controls), "control", "model")
+    names["source"] = names.name.replace({name: models[0] for name in controls})
+    names = names if after is None else names.assign(after=names.name.map(after))
     folder = root / "data" / "results" / profile
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     scores.to_csv(folder / "scores.csv", index=False, float_format="%.9f")
     names.to_csv(folder / "models.csv", index=False)
 
@@ -137,9 +141,10 @@ def expected_names(lengths, without):
 
 @pytest.fixture(scope="module")
 def thirteen(tmp_path_factory):
-    """Twelve models of the published names and a control at two T."""
+    """Twelve models that stand for the published ones, in another order, and a control at two T."""
     root = small_tree(tmp_path_factory.mktemp("thirteen"))
-    write_run(root, "thirteen", TWELVE, ["acme/random-twin"], [16, 512], missing=20)
+    controls, lengths = ["acme/random-twin"], [16, 512]
+    write_run(root, "thirteen", list(AFTER), controls, lengths, missing=20, after=AFTER)
     return root / "figures" / "thirteen", draw(root, "thirteen", [16, 512], seed="1")
 
 
@@ -153,6 +158,8 @@ def two(tmp_path_factory):
     (root / "figures" / "two").mkdir(parents=True)
     for name in (*STALE, *FOREIGN):
         (root / "figures" / "two" / name).write_text("old")
+    (root / "data" / "results" / "two").mkdir(parents=True)
+    (root / "data" / "results" / "two" / "agreement.csv").write_text("old")
     write_run(root, "two", ["org/one", "two"], [], [64], shift=-3)
     return root / "figures" / "two", draw(root, "two", [64], seed="2")
 
@@ -251,6 +258,17 @@ def test_h20_a_heatmap_of_thirteen_has_all_labels(helpers):
     helpers["plt"].close(fig)
 
 
+def test_two_decimals_drop_the_leading_zero_alone(helpers):
+    values = [0.5, -0.25, 1.0, -10.05, 0.0, np.nan]
+    table = pd.DataFrame([values] * 6)
+    table = table.set_axis(list("abcdef")).set_axis(list("abcdef"), axis=1)
+    fig, ax = helpers["plt"].subplots()
+    helpers["draw_heatmap"](ax, table, digits=2)
+    shown = [label.get_text() for label in ax.texts[:6]]
+    assert shown == [".50", "-.25", "1.00", "-10.05", ".00", "n/a"]
+    helpers["plt"].close(fig)
+
+
 def test_names_keep_their_organisation_where_the_rest_is_not_unique(helpers):
     assert helpers["short"](["a/x", "b/x", "c/y", "z"]) == ["a/x", "b/x", "y", "z"]
 
@@ -266,7 +284,7 @@ def test_h20_two_processes_give_equal_bytes(thirteen, two):
 def test_h20_a_figure_drawn_twice_has_equal_bytes(helpers, thirteen):
     folder, _ = thirteen
     scores = pd.read_csv(folder.parents[1] / "data" / "results" / "thirteen" / "scores.csv")
-    source = SimpleNamespace(scores=scores, models=TWELVE, controls=["acme/random-twin"])
+    source = SimpleNamespace(scores=scores, models=list(AFTER), controls=["acme/random-twin"])
     before = digests(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lmd, "ROOT", folder.parents[1])
@@ -278,15 +296,106 @@ def test_h20_a_figure_drawn_twice_has_equal_bytes(helpers, thirteen):
 def test_thirteen_models_give_every_figure(thirteen):
     folder, said = thirteen
     assert set(digests(folder)) == expected_names([16, 512], set())
-    assert "without a value: 20" in said and "common scores, Spearman's rho" in said
+    assert "without a value: 20" in said and "12 of the 12 published models" in said
+    assert "random-twin → small-00" in said and "small-00 → random-twin" in said
 
 
 def test_two_models_below_the_floor(two):
     folder, said = two
-    absent = {"multilingual", "compare_scatter"}
+    absent = {"multilingual", "compare_scatter", "compare_pairs_by_T", "yardstick"}
     assert set(digests(folder)) == expected_names([64], absent) | set(FOREIGN)
     for name in absent:
         assert f"No figure `{name}`" in said
+    assert not (folder.parents[1] / "data" / "results" / "two" / "agreement.csv").exists()
+
+
+def known_square(rng, k=12):
+    square = rng.uniform(0, 1, (k, k))
+    np.fill_diagonal(square, np.nan)
+    return square
+
+
+def test_agreement_is_written_for_pairs_and_groups_of_every_common_length(thirteen):
+    root, said = thirteen[0].parents[1], thirteen[1]
+    table = pd.read_csv(root / "data" / "results" / "thirteen" / "agreement.csv")
+    assert list(table) == ["T", "kind", "n", "rho", "ci_low", "ci_high"]
+    scores = pd.read_csv(root / "data" / "results" / "thirteen" / "scores.csv")
+    scores = scores[scores.split == "test"].replace({"basis": AFTER, "target": AFTER})
+    scores["basis"] = scores.basis.where(scores.kind == "pair")
+    both = PUBLISHED.merge(scores, on=["T", "split", "kind", "basis", "target"])
+    both = both.dropna(subset=["r2_x", "r2_y"])
+    assert "Spearman's rho of ours with the published test R²" in said
+    assert sorted(zip(table["T"], table.kind)) == [
+        (T, k) for T in (16, 512) for k in ("group", "pair")
+    ]
+    for row in table.itertuples():
+        of_row = both[(both["T"] == row.T) & (both.kind == row.kind)]
+        assert row.n == len(of_row)
+        rho = of_row.r2_x.corr(of_row.r2_y, method="spearman")
+        np.testing.assert_allclose(row.rho, rho, atol=1e-8)
+        assert row.ci_low <= row.rho <= row.ci_high
+
+
+def test_a_square_agrees_with_itself_and_an_interval_covers_chance(helpers):
+    square, other = map(known_square, np.random.default_rng(0).spawn(2))
+    same = helpers["agreement_of_pairs"](square, square)
+    np.testing.assert_allclose([same["rho"], same["ci_low"], same["ci_high"]], 1)
+    assert (same["n"], same["p_shuffled"]) == (132, 1 / 2001)
+    chance = helpers["agreement_of_pairs"](square, other)
+    assert chance["ci_low"] < 0 < chance["ci_high"] and chance["p_shuffled"] > 0.01
+    assert chance == helpers["agreement_of_pairs"](square, other)
+    groups = helpers["agreement_of_groups"](square[0], -square[0])
+    np.testing.assert_allclose([groups["rho"], groups["ci_low"], groups["ci_high"]], -1)
+
+
+def test_a_drawn_pair_counts_as_often_as_its_models_and_never_one_with_itself(helpers):
+    a, b = map(known_square, np.random.default_rng(1).spawn(2))
+    a[4, 5] = np.nan
+    drawn = [0, 4, 4, 5, 9, 9]
+    pairs = [(i, j) for i in drawn for j in drawn if i != j and (i, j) != (4, 5)]
+    expected = pd.DataFrame([(a[p], b[p]) for p in pairs]).corr(method="spearman").iloc[0, 1]
+    np.testing.assert_allclose(helpers["pair_rho"](a, b, drawn, drawn), expected)
+    assert np.isnan(helpers["pair_rho"](a, b, [3, 3], [3, 3]))
+
+
+def test_parts_of_an_additive_square_leave_nothing(helpers):
+    rows, columns = np.random.default_rng(2).uniform(0, 1, (2, 12))
+    square = rows[:, None] + columns
+    square[np.diag_indices(12)] = square[3, 7] = np.nan
+    parts = helpers["three_parts"](square)
+    np.testing.assert_allclose(
+        parts["rest of the pairs"][np.isfinite(square.ravel())], 0, atol=1e-12
+    )
+    np.testing.assert_allclose(parts["bases (row means)"], np.nanmean(square, axis=1))
+    square[2, 1] += 0.5
+    rest = helpers["three_parts"](square)["rest of the pairs"].reshape(12, 12)
+    assert np.nanargmax(rest) == 2 * 12 + 1
+
+
+def test_kinds_of_pairs_and_what_a_model_stands_for(helpers):
+    kinds = [helpers["kind_of_pair"](a, b) for a in TWELVE for b in TWELVE if a != b]
+    assert pd.Series(kinds).value_counts().to_dict() == {
+        "other pair": 64, "pair with a multilingual model": 58, "pair of one family": 10,
+    }  # fmt: skip
+    models = pd.DataFrame({"T": [8, 8, 16], "name": ["a", "b", "a"], "role": "model"})
+    assert helpers["published_names"](models) == {"a": "a", "b": "b"}
+    models["after"] = ["bert-base-uncased", np.nan, "bert-base-uncased"]
+    assert helpers["published_names"](models, ["b"]) == {"a": "bert-base-uncased"}
+    assert helpers["published_names"](models.assign(after=np.nan)) == {"a": "a", "b": "b"}
+
+
+@pytest.mark.parametrize(
+    "control, source, expected",
+    [
+        ("bert-random", "zoo/bert", ["bert"]),
+        ("bert-seed", "zoo/bert-seed", ["bert"]),
+        ("noise", "zoo/noise", ["bert", "deep-l2", "deep-l4"]),
+        ("deep-random", "zoo/deep", ["deep-l2", "deep-l4"]),
+    ],
+)
+def test_a_control_is_held_against_its_relatives(helpers, control, source, expected):
+    sources = {"bert": "zoo/bert", "deep-l2": "zoo/deep", "deep-l4": "zoo/deep", control: source}
+    assert helpers["relatives"](control, ["bert", "deep-l2", "deep-l4"], sources) == expected
 
 
 def test_a_missing_table_is_named(tmp_path):

@@ -118,6 +118,11 @@ def test_every_name_becomes_one_part_of_a_path(name):
     assert re.fullmatch(r"[\w\-][\w.\-]*", cleaned) and lmd.clean_name(cleaned) == cleaned
 
 
+def test_documents_lie_beside_the_sequences(root):
+    assert lmd.documents_path("run") == root / "build/run/documents.parquet"
+    assert lmd.documents_path("run").parent == lmd.sequences_path("run", 8).parent.parent
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_paths_stay_in_their_folder_whatever_the_name(root, name):
     build = root / "build"

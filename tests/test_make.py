@@ -6,14 +6,20 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import nbformat
 import pandas as pd
+import parameters
 import pytest
 import tiny_models as tiny
 from clone import changes, clone, environment, make
 from conftest import ROOT
+from nbformat.v4 import new_code_cell, new_notebook
+
+import lmd_utils as lmd
 
 pytestmark = pytest.mark.pipeline
 
@@ -215,6 +221,7 @@ def test_a_hub_profile_says_what_it_needs_and_stops_when_the_hub_is_out_of_reach
 @pytest.mark.parametrize(
     "given, fetched",
     [
+        ("PROFILE=course", {"all-MiniLM-L6-v2"}),
         ("PROFILE=checkpoints", {"all-MiniLM-L6-v2"}),
         ("PROFILE=checkpoints_large", {"all-MiniLM-L6-v2", "all-mpnet-base-v2"}),
         ("PROFILE=smoke", {"tiny"}),
@@ -264,6 +271,120 @@ def test_a_damaged_checkpoint_is_one_line(copy):
     assert "all-MiniLM-L6-v2/config.json: SHA-256 is" in line and line.endswith(
         "and run make again"
     )
+
+
+# --- the zoo, with a stand-in for its notebook ------------------------------------------------------
+
+PRETRAIN = """
+import os, shutil
+import lmd_utils as lmd
+
+assert os.environ["OMP_NUM_THREADS"] == os.environ["MKL_NUM_THREADS"] == "1"
+assert lmd.documents_path(profile).is_file()
+teachers = {"distilbert": "bert", "distilmbert": "mbert", "distilroberta": "roberta", "longformer": "roberta"}
+for name in train:
+    folder, teacher = lmd.ROOT / zoo / name, teachers.get(name)
+    assert not teacher or (lmd.ROOT / zoo / teacher / "record.json").is_file()
+    if name == "electra" and (lmd.ROOT / "broken").exists():
+        raise RuntimeError("planted")
+    if (folder / "record.json").exists():
+        continue
+    with lmd.atomic(folder) as temporary:
+        shutil.copytree(lmd.ROOT / "data" / "zoo" / "bert", temporary)
+        for file in ("record.json", "README.md"):
+            (temporary / file).write_text("{}")
+"""
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory, tiny_models):
+    """A copy whose A1_pretrain_zoo copies what is in data/zoo; (copy, make zoo in it: status, lines)."""
+    copy = clone(tmp_path_factory.mktemp("zoo") / "copy", "tiny")
+    literals = "profile = 'course'\nzoo = 'data/zoo'\ntrain = []\nsteps = 30"
+    cells = [new_code_cell(literals, metadata={"tags": ["parameters"]}), new_code_cell(PRETRAIN)]
+    nbformat.write(new_notebook(cells=cells), copy / "notebooks/A1_pretrain_zoo.ipynb")
+    return copy, lambda **given: make(
+        copy, "zoo", **{"ZOO_PROFILE": "smoke", "ZOO_SET": "steps=3"} | given
+    )
+
+
+def test_a_failed_zoo_is_not_published_and_goes_on_where_it_was(zoo):
+    copy, make_zoo = zoo
+    (copy / "broken").touch()
+    shutil.rmtree(copy / "data/zoo/albert")  # what is there, or not, is no reason not to train
+    status, lines = make_zoo()
+    assert status != 0 and not (copy / "build/zoo-custom/published").exists()
+    subprocess.run(["git", "checkout", "-q", "--", "data/zoo"], cwd=copy, check=True)
+    (copy / "broken").unlink()
+    done = {line.split()[1] for line in lines if " done in " in line and line.startswith("A1_")}
+    failed = [line for line in lines if " failed: " in line]
+    assert failed and all(line.startswith("A1_pretrain_zoo.ipynb ") for line in failed)
+
+    status, lines = make_zoo()
+    assert status == 0, "\n".join(lines)
+    again = begun(lines)
+    assert {f"A1_pretrain_zoo {name}" for name in parameters.zoo_models()} - {
+        f"A1_pretrain_zoo {name}" for name in done
+    } == set(again)
+    for student, teacher in (("distilbert", "bert"), ("longformer", "roberta")):
+        names = [line.split()[1] for line in lines if line.startswith("A1_")]
+        assert (
+            student not in names or teacher in done or names.index(teacher) < names.index(student)
+        )
+    assert lines[-1].startswith("build/zoo-custom/published: 13 models")
+    assert lines[-1].endswith(" MB; 79 files changed")
+    lmd.load_tokenizer(copy / "build/zoo-custom/published/bert")
+    assert changes(copy).split() == ["M", "notebooks/A1_pretrain_zoo.ipynb"]
+
+
+def test_a_zoo_that_is_there_is_not_trained_again(zoo):
+    copy, make_zoo = zoo
+    for path in (copy / "notebooks").glob("*.ipynb"):
+        os.utime(path)  # as a checkout does
+    status, lines = make_zoo()
+    assert status == 0 and [name for name in begun(lines) if name != "01_corpus"] == []
+    assert lines[-1].endswith("; nothing changed")
+    status, lines = make_zoo()
+    assert status == 0 and len(lines) == 1, "\n".join(lines)
+    (copy / "build/zoo-custom/models/bert/record.json").unlink()
+    status, lines = make_zoo()
+    assert begun(lines) == ["A1_pretrain_zoo bert", "A1_pretrain_zoo distilbert"]
+
+
+def test_bad_parameters_of_the_zoo_are_one_line(zoo):
+    status, lines = zoo[1](ZOO_SET="stps=3")
+    assert status != 0
+    assert [line for line in lines if not line.startswith("make")] == [
+        "parameters: ZOO_SET: unknown parameter 'stps'; did you mean 'steps'?"
+    ]
+
+
+@pytest.mark.parametrize(
+    "given, target",
+    [
+        ({}, "build/zoo/models data/zoo"),
+        ({"ZOO_SET": "steps=3"}, "build/zoo-custom/models build/zoo-custom/published"),
+        ({"ZOO_PROFILE": "smoke"}, "build/zoo-custom/models build/zoo-custom/published"),
+        ({"ZOO_PROFILE": "smoke", "ZOO": "x"}, "build/zoo-custom/models x"),
+    ],
+)
+def test_only_the_zoos_own_settings_replace_the_committed_models(zoo, given, target):
+    settings = [
+        f"{k}={v}" for k, v in ({"VENV": sys.prefix, "READY": "requirements.txt"} | given).items()
+    ]
+    done = subprocess.run(
+        ["make", "-p", "-q", "help", *settings],
+        cwd=zoo[0], env=environment(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    found = dict(re.findall(r"^(ZOO|ZOO_BUILD) :?\??= (.*)$", done.stdout, re.MULTILINE))
+    assert f"{found['ZOO_BUILD']}/models {found['ZOO']}" == target
+
+
+@pytest.mark.parametrize("target", ["reproduce", "test"])
+def test_no_other_target_trains(zoo, target):
+    status, lines = make(zoo[0], "-n", target)
+    assert status == 0 and not [line for line in lines if "ZOO" in line or "/A1_bert" in line]
+    assert target == "test" or any("A1_pretrain_zoo.ipynb build/course" in line for line in lines)
 
 
 # --- set-up, with a stand-in for Python and pip ---------------------------------------------------

@@ -108,7 +108,7 @@ def makefile_variables():
 def test_make_alone_prints_help_with_every_target():
     done = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    listed = set(re.findall(r"^  make (\w+)", done.stdout, re.MULTILINE))
+    listed = set(re.findall(r"^  make (\w+) ", done.stdout, re.MULTILINE))
     assert listed == makefile_targets() - {"parameters"}
     assert all(profile in done.stdout for profile in PROFILES)
 
@@ -205,8 +205,35 @@ def test_notebooks_hold_the_default_profile():
     for stem, declared in notebooks.items():
         for name, value in declared.items():
             assert value == literals[name], f"{stem}: {name} differs between notebooks"
-    assert literals.pop("profile") == "checkpoints"
-    assert literals == parameters.load_profile("checkpoints")
+    assert literals.pop("profile") == "course"
+    assert literals == parameters.load_profile("course")
+
+
+def test_the_appendix_trains_nothing_unless_told_to():
+    literals = parameters.appendices()["A1_pretrain_zoo"]
+    assert [literals[k] for k in ("profile", "zoo", "train")] == ["course", "data/zoo", []]
+
+
+def test_the_default_profile_is_the_twelve_in_the_order_of_the_paper():
+    course, paper = (parameters.load_profile(name) for name in ("course", "paper"))
+    twelve = [m for m in course["models"] if m.get("role") != "control"]
+    assert [m["after"] for m in twelve] == [m["name"] for m in paper["models"]]
+    assert all(m["source"] == f"data/zoo/{m['name']}" for m in twelve)
+    assert [m["name"] for m in course["models"][12:]] == [
+        "bert-seed",
+        "bert-random",
+        "roberta-random",
+    ]
+    other = parameters.load_profile("checkpoints")
+    differ = {k for k in course if course[k] != other[k]}
+    assert differ == {"models", "keep_documents"}, "the sequences must be the same"
+
+
+def test_every_model_of_the_zoo_is_listed_and_whole():
+    manifest = json.loads((ROOT / "data/zoo/MANIFEST.json").read_text())
+    assert {name: m["after"] for name, m in manifest["models"].items()} == parameters.zoo_models()
+    for name in parameters.zoo_models():
+        parameters.verify_zoo(ROOT / "data" / "zoo" / name)
 
 
 def test_there_are_notebooks():

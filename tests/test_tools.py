@@ -14,6 +14,7 @@ import check_notebooks
 import get_checkpoints
 import nbformat
 import parameters
+import publish_zoo
 import pytest
 import refresh_notebooks
 import yaml
@@ -25,7 +26,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 import lmd_utils as lmd
 
-PROFILE = yaml.safe_load((ROOT / "notebooks/profiles/checkpoints.yaml").read_text())
+PROFILE = yaml.safe_load((ROOT / "notebooks/profiles/course.yaml").read_text())
 CORPUS = [k for k in list(PROFILE)[: list(PROFILE).index("models")]]
 OTHERS = ["pooling", "dtype", "batch_size", "device", "allow_bin", "trust_remote_code", "seed"]
 DECLARED = {
@@ -55,8 +56,7 @@ OPENING = """# 05 · Toy
 def toy(names, *code):
     """A notebook that opens as all do, with a parameters cell that declares `names`, and cells of code."""
     literals = [
-        f"{k} = {v!r}"
-        for k, v in ({"profile": "checkpoints"} | {k: PROFILE[k] for k in names}).items()
+        f"{k} = {v!r}" for k, v in ({"profile": "course"} | {k: PROFILE[k] for k in names}).items()
     ]
     first = new_code_cell("\n".join(literals), metadata={"tags": ["parameters"]})
     cells = [new_markdown_cell(OPENING), new_code_cell("import math")]
@@ -148,6 +148,14 @@ def test_profile_gives_each_notebook_its_own_parameters(repository):
             "models: [{name: a, source: x, role: basis}]",
             "role is 'basis', not 'model' or 'control'",
         ),
+        (
+            "models: [{name: a, source: x, after: bert-base-uncase}]",
+            "after is 'bert-base-uncase', no published model; did you mean 'bert-base-uncased'?",
+        ),
+        (
+            "models: [{name: a, source: x, after: roberta-base}, {name: roberta-base, source: y}]",
+            "two models stand for the published 'roberta-base'",
+        ),
         ("seed: 1\nseed: 2", "line 2: 'seed' twice"),
         ("seed: [1", "bad.yaml line"),
         ("? [a]\n: 1", "bad.yaml line"),
@@ -209,7 +217,7 @@ def test_a_profile_that_is_no_text(repository):
         ({"CORPUS": "none.txt"}, "CORPUS: none.txt does not exist"),
         ({"CORPUS": "elsewhere"}, "is not a .txt, .jsonl, .parquet file"),
         ({"SET": "alpha=1.0", "RUN": "smoke"}, "RUN=smoke would overwrite"),
-        ({"SET": "alpha=1.0", "RUN": "checkpoints"}, "RUN=checkpoints would overwrite"),
+        ({"SET": "alpha=1.0", "RUN": "course"}, "RUN=course would overwrite"),
         ({"SET": "alpha=1.0", "RUN": "a/b"}, "RUN=a/b: use letters"),
     ],
 )
@@ -334,7 +342,7 @@ def test_a_notebook_whose_figure_is_gone_is_not_up_to_date(repository, lost):
         executed = repository / "build/smoke/notebooks" / f"{name}.ipynb"
         executed.parent.mkdir(parents=True, exist_ok=True)
         executed.touch()
-    files = ["data/results/smoke/corpus.csv"]
+    files = ["data/results/smoke/corpus.csv", "build/smoke/documents.parquet"]
     files += [f"build/smoke/sequences/T{T:03d}.parquet" for T in (8, 16)]
     names = ("fixed", "other", "T008", "T016")
     files += [f"figures/smoke/{name}.{kind}" for name in names for kind in ("pdf", "png")]
@@ -350,7 +358,7 @@ def test_a_notebook_whose_figure_is_gone_is_not_up_to_date(repository, lost):
 
 
 def test_sources_must_be_there_and_whole(repository, monkeypatch):
-    values = read(repository)[2]
+    values = read(repository, PROFILE="checkpoints")[2]
     with pytest.raises(
         ValueError, match="make build/models/all-MiniLM-L6-v2/.complete installs it"
     ):
@@ -595,6 +603,164 @@ def test_damage_is_named(packages, tmp_path, damage):
     ) as error:
         get_checkpoints.verify("small", models)
     assert "\n" not in str(error.value)
+
+
+# --- the zoo --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def zoo(repository):
+    """data/zoo of the toy repository: each model with small files and a list of them; (folder, source)."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    source = repository / "build/zoo/models"
+    for name in parameters.zoo_models():
+        (source / name).mkdir(parents=True)
+        for file in ("config", "tokenizer", "tokenizer_config", "record"):
+            (source / name / f"{file}.json").write_text(json.dumps({"model_type": name}))
+        save_file({"w": np.arange(9.0)}, source / name / "model.safetensors")
+        (source / name / "README.md").write_text(f"# {name}\n")
+    target = repository / "data/zoo"
+    assert publish_zoo.publish(source, target).endswith("13 models, 0.0 MB; 79 files changed")
+    return target, source
+
+
+def test_a_published_zoo_is_listed_and_left_alone_while_nothing_changes(zoo):
+    target, source = zoo
+    manifest = json.loads((target / "MANIFEST.json").read_text())
+    assert manifest["models"]["xlmr"] == {"after": "xlm-roberta-base"}
+    assert manifest["models"]["bert-seed"] == {"after": ""}
+    assert len(manifest["models"]) == 13 and len(manifest["files"]) == 13 * 6
+    for name in manifest["models"]:
+        parameters.verify_zoo(target / name)
+    before = {p: p.stat().st_mtime_ns for p in target.rglob("*")}
+    assert publish_zoo.publish(source, target).endswith("; nothing changed")
+    assert {p: p.stat().st_mtime_ns for p in target.rglob("*")} == before
+
+
+def test_publishing_replaces_what_changed_and_removes_what_it_had_listed(zoo):
+    target, source = zoo
+    (source / "bert" / "curve.csv").write_text("1\n")
+    (target / "mine.txt").write_text("mine")
+    assert publish_zoo.publish(source, target).endswith("; 2 files changed")
+    (source / "bert" / "curve.csv").unlink()
+    assert publish_zoo.publish(source, target).endswith("; 1 files changed")
+    assert not (target / "bert" / "curve.csv").exists() and (target / "mine.txt").exists()
+    assert not list(target.rglob(".*"))
+
+
+@pytest.mark.parametrize(
+    "file, data, message",
+    [
+        ("record.json", None, "bert/record.json is missing"),
+        ("config.json", b"{", "bert/config.json cannot be read"),
+        ("model.safetensors", b"short", "bert/model.safetensors cannot be read"),
+        ("optimizer.pt", b"x", "optimizer.pt does not belong"),
+        ("notes.txt", b"x" * 5_000_001, "notes.txt has more than 5,000,000 bytes"),
+    ],
+)
+def test_a_zoo_that_is_not_whole_is_not_published(zoo, file, data, message):
+    target, source = zoo
+    before = {p: p.read_bytes() for p in target.rglob("*") if p.is_file()}
+    path = source / "bert" / file
+    path.unlink() if data is None else path.write_bytes(data)
+    with pytest.raises(ValueError, match=message) as error:
+        publish_zoo.publish(source, target)
+    assert "\n" not in str(error.value)
+    assert {p: p.read_bytes() for p in target.rglob("*") if p.is_file()} == before
+
+
+def test_damage_to_the_zoo_is_found_before_any_notebook_runs(zoo, repository):
+    target, _ = zoo
+    values = read(repository, SET="tokenizer=build/tiny/bert-base-uncased")[2]
+    parameters.check_sources(values)
+    weights, manifest = target / "bert" / "model.safetensors", target / "MANIFEST.json"
+    data, listed = weights.read_bytes(), manifest.read_text()
+    for damaged, message in ((data[:-1], "SHA-256 is"), (None, "No such file")):
+        weights.unlink() if damaged is None else weights.write_bytes(damaged)
+        with pytest.raises(ValueError, match=f"model.safetensors: {message}.*git checkout"):
+            parameters.check_sources(values)
+    weights.write_bytes(data)
+    for text, message in (
+        ("{", "data/zoo/MANIFEST.json: is no list of models"),
+        (None, "data/zoo/MANIFEST.json: No such file"),
+        (listed.replace('"xlnet/', '"xl/'), "data/zoo/xlnet: MANIFEST.json lists no such model"),
+    ):
+        manifest.unlink() if text is None else manifest.write_text(text)
+        with pytest.raises(ValueError, match=message) as error:
+            parameters.check_sources(values)
+        assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def pretraining(repository):
+    """An appendix and documents in the toy repository; write its parameter files, as {model: file}."""
+    toy_notebook = toy([], "print(train)")
+    toy_notebook.cells[3].source = "profile = 'course'\nzoo = 'data/zoo'\ntrain = []\nsteps = 30"
+    nbformat.write(toy_notebook, repository / "notebooks/A1_pretrain_zoo.ipynb")
+    (repository / "tools").mkdir()
+    (repository / "tools/tiny_models.py").write_text("")
+    (repository / "build/smoke").mkdir(parents=True)
+    (repository / "build/smoke/documents.parquet").write_bytes(b"documents")
+
+    def write(**given):
+        parameters.write_zoo("build/z", {"ZOO_PROFILE": "smoke"} | given)
+        return {p.stem: p for p in (repository / "build/z/params").iterdir()}
+
+    return write
+
+
+def times(files):
+    return {name: path.stat().st_mtime_ns for name, path in files.items()}
+
+
+def test_each_model_of_the_zoo_has_its_parameters(pretraining, repository):
+    files = pretraining(ZOO_SET="steps=3")
+    assert set(files) == {f"A1_{name}" for name in parameters.zoo_models()}
+    expected = {"profile": "smoke", "zoo": "build/z/models", "train": ["bert"], "steps": 3}
+    assert yaml.safe_load(files["A1_bert"].read_text()) == expected
+
+
+def test_only_what_decides_a_model_makes_its_parameters_new(pretraining, repository):
+    before = times(pretraining())
+    notebook = repository / "notebooks/A1_pretrain_zoo.ipynb"
+    cells = nbformat.read(notebook, 4)
+    cells.cells[0].source += "\nMore prose."
+    nbformat.write(cells, notebook)
+    assert times(pretraining()) == before
+    (repository / "build/z/notebooks").mkdir()
+    (repository / "build/z/notebooks/A1_bert.ipynb").touch()  # and no record of a model
+    after = times(pretraining())
+    assert {name for name in after if after[name] != before[name]} == {"A1_bert"}
+    (repository / "build/smoke/documents.parquet").write_bytes(b"other documents")
+    assert not set(times(pretraining()).items()) & set(after.items())
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("stps=3", "ZOO_SET: unknown parameter 'stps'; did you mean 'steps'?"),
+        ("steps=x", "ZOO_SET: steps: 'x' is text, a whole number is needed"),
+        ("train=[bert]", "ZOO_SET: 'train' is set by make"),
+        ("steps", "ZOO_SET: 'steps' is not key=value"),
+    ],
+)
+def test_bad_parameters_of_the_zoo(pretraining, text, message):
+    with pytest.raises(ValueError) as error:
+        pretraining(ZOO_SET=text)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_appendix_runs_with_the_default_profile_alone_and_adds_no_parameter(
+    pretraining, repository
+):
+    _, notebooks, values = read(repository)
+    assert notebooks["A1_pretrain_zoo"]["train"] == [] and "steps" not in values
+    assert "A1_pretrain_zoo" not in read(repository, PROFILE="smoke")[1]
+    assert "A1_pretrain_zoo" not in read(repository, SET="alpha=1.0")[1]
+    with pytest.raises(ValueError, match="unknown parameter 'steps'"):
+        read(repository, SET="steps=3")
 
 
 # --- hygiene and refreshed outputs ----------------------------------------------------------------

@@ -16,7 +16,7 @@ from parameters import ROOT, declared
 MOST_LINES = 30  # of a code cell
 USUAL_LINES = 25  # of nine code cells in ten
 OPENING = (
-    (r"# \d\d · \S.*", "a title `# NN · Title`"),
+    (r"# (\d|A)\d · \S.*", "a title `# NN · Title`"),
     (r"\*\*Question\.\*\* \S.*", "`**Question.** …`"),
     (r"\*\*You will be able to\*\* \S.*", "`**You will be able to** …`, one sentence"),
     (r"\| \| \|\n\|[ :-]+\|[ :-]+\|", "a table with an empty header"),

@@ -53,16 +53,21 @@ def take(name, packages, models):
         folder.rename(final)
 
 
-def verify(name, models):
-    """Raise ValueError, in one line, unless every file of models/name is as listed."""
-    folder = models / name
-    for file, sha256 in listed(name)["files"].items():
+def verify_files(folder, files, remedy):
+    """Raise ValueError, in one line that ends in `remedy`, unless `files` {name: SHA-256} are in the folder."""
+    for file, sha256 in files.items():
         try:
             expect(folder / file, sha256)
         except (OSError, ValueError) as error:
             if isinstance(error, OSError):
                 error = f"{folder / file}: {error.strerror}"
-            raise ValueError(f"{error}; delete {folder} and run make again") from None
+            raise ValueError(f"{error}; {remedy}") from None
+
+
+def verify(name, models):
+    """Raise ValueError, in one line, unless every file of models/name is as listed."""
+    folder = models / name
+    verify_files(folder, listed(name)["files"], f"delete {folder} and run make again")
 
 
 def listed(name=None):

@@ -1,15 +1,19 @@
 """Turn a profile and its overrides into one checked parameter file per notebook.
 
-    python tools/parameters.py write      # build/RUN/params/NOTEBOOK.yaml, each only when it changes
-    python tools/parameters.py preflight  # what the hub must deliver and how much space it takes
+    python tools/parameters.py write [NOTEBOOK]      # build/RUN/params/NOTEBOOK.yaml, each only when it changes
+    python tools/parameters.py preflight [NOTEBOOK]  # what the hub must deliver and how much space it takes
+    python tools/parameters.py zoo FOLDER            # FOLDER/params/A1_MODEL.yaml, one per model of the zoo
 
-Both read PROFILE, RUN, MODELS, CORPUS and SET, as `make` exports them:
+NOTEBOOK: only what this one needs. The first two read PROFILE, RUN, MODELS, CORPUS and SET, as
+`make` exports them:
 
     PROFILE  name of a file in notebooks/profiles (without .yaml)
     RUN      name of the run: the folder under build/, data/results/ and figures/
     MODELS   "id-or-folder name=folder ...", instead of the profile's models
     CORPUS   a .txt, .jsonl or .parquet file, or hub:ID, instead of the profile's corpus
     SET      "key=value ...", values as in YAML
+
+The third reads ZOO_PROFILE, whose documents are read, and ZOO_SET, like SET, for A1_pretrain_zoo.
 
 Names and types are checked against the literals of the notebooks' parameters cells. Anything
 wrong ends the program with one line and a non-zero status.
@@ -27,10 +31,11 @@ import sys
 from pathlib import Path
 
 import yaml
-from get_checkpoints import listed, verify
+from get_checkpoints import listed, verify, verify_files
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "notebooks" / "profiles"
+PRETRAIN = "A1_pretrain_zoo"
 HUB_ID = re.compile(r"[\w\-][\w.\-]*(/[\w\-][\w.\-]*)?")
 NAME = re.compile(r"[\w\-][\w.\-]*(/[\w\-][\w.\-]*)?")
 CORPUS_FILES = (".txt", ".jsonl", ".parquet")
@@ -47,7 +52,8 @@ LEAST = {"max_documents": 0, "n_train": 2, "n_validation": 2, "n_test": 2, "seed
     "batch_size": 1,
     "alpha": 0.0,
 }
-ENTRY = {"name": str, "source": str, "revision": str, "layer": int, "init": str, "role": str}
+ENTRY = dict.fromkeys(("name", "source", "revision", "init", "role", "after"), str) | {"layer": int}
+RESTORE = "`git checkout -- data/zoo` restores it"
 
 # float32 weights of the paper's checkpoints, GB; each has 768 dimensions
 WEIGHTS = {
@@ -86,8 +92,13 @@ def declared(notebook):
     return literals
 
 
+def appendices():
+    """{notebook stem: its literals} of the appendices: they run with the default profile, as they are."""
+    return {p.stem: declared(p) for p in sorted((ROOT / "notebooks").glob("A[0-9]*.ipynb"))}
+
+
 def all_declared():
-    """{notebook stem: its literals}, and the union of all literals."""
+    """{notebook stem: its literals}, and the union of all literals: what a profile may set."""
     notebooks = {p.stem: declared(p) for p in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))}
     if not notebooks:
         raise ValueError(f"no notebooks in {ROOT / 'notebooks'}")
@@ -160,6 +171,13 @@ def check_models(where, models):
             raise ValueError(f"{here}: init is {entry['init']!r}; only 'random' is known")
         if entry.get("role", "model") not in ("model", "control"):
             raise ValueError(f"{here}: role is {entry['role']!r}, not 'model' or 'control'")
+        if (after := entry.get("after")) and after not in WEIGHTS:
+            raise ValueError(
+                f"{here}: after is {after!r}, no published model{nearest(after, WEIGHTS)}"
+            )
+    stands_for = [entry.get("after") or entry["name"] for entry in models]
+    if twice := [name for name in WEIGHTS if stands_for.count(name) > 1]:
+        raise ValueError(f"{where}: two models stand for the published {twice[0]!r}")
     if sum(entry.get("role", "model") == "model" for entry in models) < 2:
         raise ValueError(
             f"{where}: at least two with role model are needed to decompose one on the other"
@@ -292,19 +310,19 @@ def parse_corpus(text, callers):
     return {"corpus": str(path)} | neutral
 
 
-def parse_set(text):
+def parse_set(text, variable="SET"):
     """SET="key=value ..." as {key: value}, values as in YAML."""
     values = {}
-    for item in words("SET", text):
+    for item in words(variable, text):
         key, equals, value = item.partition("=")
         if not equals:
-            raise ValueError(f"SET: {item!r} is not key=value")
+            raise ValueError(f"{variable}: {item!r} is not key=value")
         if key in values:
-            raise ValueError(f"SET: {key} is given twice")
+            raise ValueError(f"{variable}: {key} is given twice")
         try:
             values[key] = yaml.load(value, Loader)
         except (yaml.YAMLError, ValueError, RecursionError):
-            raise ValueError(f"SET: {key}: {value!r} is not YAML; quote it") from None
+            raise ValueError(f"{variable}: {key}: {value!r} is not YAML; quote it") from None
     return values
 
 
@@ -343,7 +361,8 @@ def read(environment):
             f"RUN={run} would overwrite the profile's own results; choose another name"
         )
     values["profile"] = run
-    return run, {n: {k: values[k] for k in names} for n, names in notebooks.items()}, values
+    parameters = {n: {k: values[k] for k in names} for n, names in notebooks.items()}
+    return run, parameters | (appendices() if run == literals["profile"] else {}), values
 
 
 # --- parameter files -----------------------------------------------------------------------------
@@ -352,7 +371,7 @@ def read(environment):
 def local_sources(values):
     """Folders and files of this machine that the parameters name."""
     sources = [m["source"] for m in values.get("models", [])]
-    sources += [values[k] for k in ("tokenizer", "corpus") if values.get(k)]
+    sources += [values[k] for k in ("tokenizer", "corpus", "zoo") if values.get(k)]
     return [p for p in dict.fromkeys(ROOT / Path(s).expanduser() for s in sources) if p.exists()]
 
 
@@ -387,6 +406,8 @@ def check_sources(values):
             raise ValueError(
                 f"{source} is not there; make {source}/.complete installs it from the packages"
             )
+        if source.startswith("data/zoo/"):
+            raise ValueError(f"{source} is not there; {RESTORE}")
         if source.startswith("build/") or not HUB_ID.fullmatch(source):
             raise ValueError(f"model {source}: no such folder, and not a hub id")
     corpus = values.get("corpus", "")
@@ -395,6 +416,26 @@ def check_sources(values):
     for folder in local_sources(values):
         if folder.parent == ROOT / "build" / "models" and folder.name in listed():
             verify(folder.name, folder.parent)
+        if folder.parent == ROOT / "data" / "zoo":
+            verify_zoo(folder)
+
+
+def verify_zoo(folder):
+    """Before any notebook runs, what lmd_utils checks whenever it loads the model of such a folder."""
+    manifest = folder.parent / "MANIFEST.json"
+    try:
+        files = json.loads(manifest.read_text(encoding="utf-8"))["files"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = getattr(error, "strerror", None) or "is no list of models"
+        raise ValueError(f"{manifest.relative_to(ROOT)}: {reason}; {RESTORE}") from None
+    files = {
+        k.removeprefix(f"{folder.name}/"): v for k, v in files if k.startswith(f"{folder.name}/")
+    }
+    if not files:
+        raise ValueError(
+            f"{folder.relative_to(ROOT)}: MANIFEST.json lists no such model; keep models of your own elsewhere"
+        )
+    verify_files(folder, files, RESTORE)
 
 
 def fingerprint(values):
@@ -433,6 +474,7 @@ def products(run, notebooks, values):
     arrays = [build / "embeddings" / t / f"{n}.zarr" for t in folders for n in names]
     files = {
         "01_corpus": [results / "corpus.csv"]
+        + [build / "documents.parquet"] * values.get("keep_documents", False)
         + [build / "sequences" / f"{t}.parquet" for t in folders],
         "02_embeddings": [results / "models.csv"] + [array_file(array) for array in arrays],
         "03_decomposition": [results / "scores.csv"],
@@ -458,20 +500,65 @@ def pins():
 def write(run, notebooks, values):
     """Write build/RUN/params/NOTEBOOK.yaml where the content is new or the products are gone."""
     left = products(run, notebooks, values)
-    folder = ROOT / "build" / run / "params"
-    folder.mkdir(parents=True, exist_ok=True)
     for notebook, parameters in notebooks.items():
-        path, executed = (
-            folder / f"{notebook}.yaml",
-            folder.parent / "notebooks" / f"{notebook}.ipynb",
+        note = f"{notebook}, run {run}; pins {pins()}; local inputs {fingerprint(parameters)}"
+        write_one(ROOT / "build" / run, notebook, parameters, note, left[notebook])
+
+
+def write_one(build, name, parameters, note, left):
+    """Write build/params/NAME.yaml if its text is new, or if build/notebooks/NAME.ipynb ran and `left` is gone."""
+    path, executed = build / "params" / f"{name}.yaml", build / "notebooks" / f"{name}.ipynb"
+    text = f"# {note}\n" + yaml.safe_dump(parameters, sort_keys=False, allow_unicode=True)
+    lost = executed.exists() and not all(file.exists() for file in left)
+    if lost or not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+
+
+# --- the zoo -------------------------------------------------------------------------------------
+
+
+def zoo_models():
+    """{name: name of the published model that it stands for, or ''} of the folders of data/zoo in profile course."""
+    models = {}
+    for entry in load_profile("course")["models"]:
+        if entry["source"].startswith("data/zoo/"):
+            name = entry["source"].removeprefix("data/zoo/")
+            models[name] = models.get(name) or entry.get("after", "")
+    return models
+
+
+def write_zoo(folder, environment):
+    """Write FOLDER/params/A1_MODEL.yaml for each model; only a change of what decides its weights is new text."""
+    profile = environment.get("ZOO_PROFILE", "").strip() or "course"
+    notebook = ROOT / "notebooks" / f"{PRETRAIN}.ipynb"
+    if not notebook.is_file():
+        raise ValueError(f"{notebook.relative_to(ROOT)} is not there: it is what trains")
+    literals = declared(notebook)
+    given = parse_set(environment.get("ZOO_SET", ""), "ZOO_SET")
+    for key, value in given.items():
+        if key in ("profile", "zoo", "train"):
+            raise ValueError(f"ZOO_SET: {key!r} is set by make; use ZOO_PROFILE and ZOO")
+        if key not in literals:
+            raise ValueError(f"ZOO_SET: unknown parameter {key!r}{nearest(key, list(literals))}")
+        check_type(f"ZOO_SET: {key}", value, literals[key])
+    documents = ROOT / "build" / profile / "documents.parquet"
+    if not documents.is_file():
+        raise ValueError(
+            f"{documents.relative_to(ROOT)} is not there: 01_corpus writes it, with keep_documents"
         )
-        text = f"# {notebook}, run {run}; pins {pins()}; local inputs {fingerprint(parameters)}\n"
-        text += yaml.safe_dump(parameters, sort_keys=False, allow_unicode=True)
-        lost = executed.exists() and not all(file.exists() for file in left[notebook])
-        if lost or not path.is_file() or path.read_text(encoding="utf-8") != text:
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, path)
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    decisive = [pins(), *("".join(c["source"]) for c in cells if c["cell_type"] == "code")]
+    decisive.append((ROOT / "tools" / "tiny_models.py").read_text(encoding="utf-8"))  # tokenizers
+    digest = hashlib.sha256("\0".join(decisive).encode() + documents.read_bytes()).hexdigest()
+    build, models = ROOT / folder, Path(folder, "models")
+    for name in zoo_models():
+        own = {"profile": profile, "zoo": models.as_posix(), "train": [name]}
+        note = f"{PRETRAIN} {name}; pins, code and documents {digest[:16]}"
+        left = [ROOT / models / name / "record.json"]
+        write_one(build, f"A1_{name}", literals | given | own, note, left)
 
 
 # --- preflight -----------------------------------------------------------------------------------
@@ -542,16 +629,25 @@ def ask_hub(values):
 
 def main():
     try:
-        command = sys.argv[1:]
-        if command not in (["write"], ["preflight"]):
-            raise ValueError("usage: python tools/parameters.py write|preflight")
+        command, *rest = sys.argv[1:] or [""]
+        if command == "zoo" and len(rest) == 1:
+            write_zoo(rest[0], os.environ)
+            return
+        if command not in ("write", "preflight") or len(rest) > 1:
+            raise ValueError(
+                "usage: python tools/parameters.py write|preflight [NOTEBOOK], or zoo FOLDER"
+            )
         run, notebooks, values = read(os.environ)
-        if command == ["write"]:
-            check_sources(values)
+        used = values
+        if rest:
+            notebooks = {name: notebooks[name] for name in rest}
+            used = notebooks[rest[0]]
+        if command == "write":
+            check_sources(used)
             write(run, notebooks, values)
-        elif any(hub_sources(values)):
+        elif any(hub_sources(used)):
             print(*needs(values), sep="\n", flush=True)
-            ask_hub(values)
+            ask_hub(used)
     except (ValueError, OSError) as error:
         sys.exit(f"parameters: {error}")
 

@@ -1,4 +1,4 @@
-"""Write the result tables of README.md from data/results/checkpoints, between its two marks.
+"""Write the result tables of README.md from data/results, between its two marks.
 
     python tools/readme_results.py        # rewrites the block
     python tools/readme_results.py check  # exits 1 when the block is not what the tables say
@@ -6,61 +6,132 @@
 The rest of the page is left as it is.
 """
 
+import re
 import sys
 from pathlib import Path
 
 import pandas as pd
+from scipy import stats
 
 ROOT = Path(__file__).resolve().parent.parent
-START, END = "<!-- results: from data/results/checkpoints -->", "<!-- end of results -->"
+START, END = "<!-- results: from data/results -->", "<!-- end of results -->"
+BLOCK = re.compile(r"<!-- results: from [^>]*-->.*?<!-- end of results -->", re.DOTALL)
+T = 128  # of the tables by model
+YARDSTICKS = {
+    ("bert-seed", "bert"): "another seed",
+    ("bert-random", "bert"): "untrained",
+    ("roberta-random", "roberta"): "untrained",
+}
 
 
 def markdown(table: pd.DataFrame, corner: str) -> str:
-    """A DataFrame of numbers as a Markdown table, three decimals."""
-    rows = [[corner, *map(str, table.columns)], ["---"] + ["--:"] * table.shape[1]]
-    for label, values in table.iterrows():
-        rows.append([str(label), *("" if pd.isna(v) else f"{v:.3f}" for v in values)])
+    """A DataFrame as a Markdown table; numbers with a fraction have three decimals."""
+    text = [pd.api.types.is_string_dtype(kind) for kind in table.dtypes]
+    rows = [[corner, *map(str, table.columns)], ["---"] + ["---" if t else "--:" for t in text]]
+    for label, values in table.astype(object).iterrows():
+        cells = (
+            "" if pd.isna(v) else f"{v:.3f}" if isinstance(v, float) else str(v) for v in values
+        )
+        rows.append([str(label), *cells])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def pair_table(scores: pd.DataFrame, names: list[str], T: int) -> pd.DataFrame:
-    """Test R² of each target (column) on each basis (row), and on all other models together."""
+def read(profile: str, name: str) -> pd.DataFrame:
+    return pd.read_csv(ROOT / "data" / "results" / profile / f"{name}.csv")
+
+
+def by_length(scores: pd.DataFrame) -> pd.DataFrame:
+    """Per T, means over the models: pairs on test, groups on train, adjusted, validation and test."""
+    test = scores[(scores["kind"] == "pair") & (scores["split"] == "test")]
+    table = test.groupby("T")["r2"].mean().to_frame("pairs, test")
+    group = scores[scores["kind"] == "group"]
+    train = group[group["split"] == "train"].groupby("T")
+    means = group.pivot_table(index="T", columns="split", values="r2", aggfunc="mean")
+    table["groups, train"], table["adjusted"] = means["train"], train["r2_adjusted"].mean()
+    table["validation"], table["test"] = means["validation"], means["test"]
+    return table
+
+
+def by_target(scores: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    """Per target, on test at T: the best single basis, its R², and the R² of all others together."""
+    test = scores[(scores["split"] == "test") & (scores["T"] == T)]
+    pairs = test[test["kind"] == "pair"].reset_index(drop=True)
+    best = pairs.loc[pairs.groupby("target")["r2"].idxmax()].set_index("target")
+    table = best[["basis", "r2"]].set_axis(["best basis", "its R²"], axis=1)
+    table["all eleven others"] = test[test["kind"] == "group"].set_index("target")["r2"]
+    return table.loc[names]
+
+
+def yardsticks(scores: pd.DataFrame) -> pd.DataFrame:
+    """Test R² at T of the twins on the models that they are twins of."""
+    test = scores[(scores["split"] == "test") & (scores["T"] == T)].set_index(["basis", "target"])
+    rows = {
+        f"{b} explains {t}": (what, test.loc[(b, t), "r2"]) for (b, t), what in YARDSTICKS.items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["twin", "R²"])
+
+
+def agreement(scores: pd.DataFrame, models: pd.DataFrame) -> pd.DataFrame:
+    """Per kind and T: Spearman's rho of our test scores and the published ones, over the models that stand for one.
+
+    From agreement.csv, with its interval, where 04_figures has written it; else computed here.
+    """
+    try:
+        table = read("course", "agreement")
+    except FileNotFoundError:
+        names = models.drop_duplicates("name").set_index("name")["after"].dropna()
+        published = pd.read_csv(ROOT / "data" / "published" / "zhang2022_r2.csv")
+        published = published[published["split"] == "test"]
+        ours = scores[scores["split"].eq("test") & scores["kind"].isin(["pair", "group"])]
+        ours = ours[ours["target"].isin(names.index)].assign(target=ours["target"].map(names))
+        ours["basis"] = ours["basis"].map(names).fillna("")  # of a group, all others
+        published = published.assign(basis=published["basis"].fillna(""))
+        both = ours.merge(
+            published, on=["T", "kind", "basis", "target"], suffixes=("", "_published")
+        )
+        rows = [
+            (t, kind, len(g), stats.spearmanr(g["r2"], g["r2_published"]).statistic)
+            for (t, kind), g in both.groupby(["T", "kind"])
+        ]
+        table = pd.DataFrame(rows, columns=["T", "kind", "n", "rho"])
+    table = table.sort_values(["kind", "T"], ascending=[False, True])
+    shown = table.columns.intersection(["T", "n", "rho", "ci_low", "ci_high"], sort=False)
+    table = table.set_index(table["kind"].map("{}s".format))[shown]
+    return table.rename(columns={"rho": "Spearman's rho", "ci_low": "from", "ci_high": "to"})
+
+
+def layers(scores: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    """Of profile checkpoints: test R² of each target (column) on each basis (row), and on all trained ones."""
     test = scores[(scores["split"] == "test") & (scores["T"] == T)]
     joint = test["basis"].str.contains("+", regex=False)
-    order = [name for name in names if name in set(test["target"])]
     table = test[~joint].pivot(index="basis", columns="target", values="r2")
-    table = table.reindex(index=order, columns=order)
+    table = table.reindex(index=names, columns=names)
     table.loc["*all other trained layers*"] = test[joint].set_index("target")["r2"]
     return table
 
 
-def group_table(scores: pd.DataFrame) -> pd.DataFrame:
-    """Group correlation (mean over targets) per T: train, adjusted, validation, test."""
-    group = scores[scores["kind"] == "group"]
-    table = group.pivot_table(index="T", columns="split", values="r2", aggfunc="mean")
-    train = group[group["split"] == "train"]
-    table["adjusted"] = train.groupby("T")["r2_adjusted"].mean()
-    return table[["train", "adjusted", "validation", "test"]]
-
-
 def block() -> str:
-    results = ROOT / "data" / "results" / "checkpoints"
-    scores = pd.read_csv(results / "scores.csv")
-    names = list(pd.read_csv(results / "models.csv")["name"].unique())
-    longest = scores["T"].max()
-    corpus = pd.read_csv(results / "corpus.csv").set_index(["T", "split"])
-    test = corpus.loc[(longest, "test")]
+    scores, models = read("course", "scores"), read("course", "models")
+    names = list(models.loc[models["role"] == "model", "name"].unique())
+    test = read("course", "corpus").set_index(["T", "split"]).loc[(T, "test")]
     fit = scores[(scores["kind"] == "group") & (scores["split"] == "train")].iloc[0]
+    real = read("checkpoints", "scores"), list(read("checkpoints", "models")["name"].unique())
+    on = f"{test['sequences']} test sequences of T = {T} tokens from {test['documents']} articles"
     return "\n\n".join(
         [
             START,
-            f"R² on {test['sequences']} test sequences of T = {longest} tokens from {test['documents']} "
-            "articles that no fit has seen. Rows (basis) explain columns (target); `minilm-random` has "
-            "random weights.",
-            markdown(pair_table(scores, names, longest), "basis \\ target"),
-            "Mean over the three trained layers, each explained by the other two, from "
-            f"n = {fit['n']:,} train sequences and p = {fit['p']} dimensions of the two:",
-            markdown(group_table(scores), "T"),
+            f"Means over the {len(names)} models, each explained by one other (pairs) and by all others "
+            f"(groups), from n = {fit['n']:,} train sequences and, in a group, p = {fit['p']} dimensions:",
+            markdown(by_length(scores), "T"),
+            f"R² on {on} that neither a fit nor the training of the models has seen:",
+            markdown(by_target(scores, names), "target"),
+            "The yardsticks, on the same sequences:",
+            markdown(yardsticks(scores), "twin and model"),
+            "Rank agreement of our test R² with the published ones:",
+            markdown(agreement(scores, models), "scores"),
+            f"A real pre-trained model (profile `checkpoints`): test R² at T = {T} of layers of "
+            "all-MiniLM-L6-v2, rows (basis) explain columns (target); `minilm-random` has random weights.",
+            markdown(layers(*real), "basis \\ target"),
             END,
         ]
     )
@@ -69,14 +140,17 @@ def block() -> str:
 def main():
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
-    if text.count(START) != 1 or text.count(END) != 1:
+    if len(BLOCK.findall(text)) != 1:
         sys.exit(f"README.md must hold the marks {START} and {END} once each")
-    new = text[: text.index(START)] + block() + text[text.index(END) + len(END) :]
+    try:
+        new = BLOCK.sub(lambda _: block(), text)
+    except FileNotFoundError as error:
+        sys.exit(f"readme_results: {error.filename} is not there; run make reproduce first")
     if sys.argv[1:] == ["check"]:
         sys.exit(
             0
             if new == text
-            else "README.md: its tables differ from data/results/checkpoints; run python tools/readme_results.py"
+            else "README.md: its tables differ from data/results; run python tools/readme_results.py"
         )
     readme.write_text(new, encoding="utf-8")
 

@@ -41,7 +41,7 @@ def refreshed(source, executed):
 def main():
     if len(sys.argv) != 2:
         sys.exit("usage: python tools/refresh_notebooks.py FOLDER")
-    for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
+    for path in sorted((ROOT / "notebooks").glob("[0-9A][0-9]*.ipynb")):
         executed = nbformat.read(Path(sys.argv[1], path.name), as_version=4)
         given = executed.metadata.papermill.parameters
         if dict(given) != declared(path):

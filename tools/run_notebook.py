@@ -1,8 +1,8 @@
 """Execute one notebook with papermill.
 
-    python tools/run_notebook.py NOTEBOOK PARAMETERS.yaml OUTPUT.ipynb
+    python tools/run_notebook.py NOTEBOOK PARAMETERS.yaml OUTPUT.ipynb [LABEL]
 
-OUTPUT appears only after every cell has run, and an earlier one is gone by then; a notebook that
+LABEL follows the notebook's name in what is printed, where one notebook runs several times. OUTPUT appears only after every cell has run, and an earlier one is gone by then; a notebook that
 fails is kept, with its error, in the folder `failed` beside OUTPUT's, and named in the last line. The kernel is this interpreter,
 whatever kernelspecs are installed, and its working directory is the notebook's.
 """
@@ -70,7 +70,7 @@ def stop(signum, frame):
     raise KeyboardInterrupt
 
 
-def run(notebook, values, output):
+def run(notebook, values, output, label=""):
     """Execute `notebook` with `values` into `output`; SystemExit with one line when a cell fails."""
     import papermill
 
@@ -92,9 +92,9 @@ def run(notebook, values, output):
         for cell in json.loads(output.read_text(encoding="utf-8"))["cells"]:
             for line in (x for o in cell.get("outputs", []) for x in o.get("text", [])):
                 if line.startswith("Warning: "):
-                    print(f"{notebook.stem}: {line.rstrip()}\n", end="", flush=True)
+                    print(f"{notebook.stem}{label}: {line.rstrip()}\n", end="", flush=True)
     except KeyboardInterrupt:
-        sys.exit(f"{notebook.name}: interrupted")
+        sys.exit(f"{notebook.name}{label}: interrupted")
     except Exception as error:
         kept = output.parent.parent / "failed" / output.name
         if temporary.exists():
@@ -105,31 +105,34 @@ def run(notebook, values, output):
         )
         reason = (reason.strip().splitlines() or ["no message"])[0]
         reason += next((hint for sign, hint in HINTS.items() if sign in reason), "")
-        sys.exit(f"{notebook.name} failed: {reason}; see {os.path.relpath(kept, ROOT)}")
+        sys.exit(f"{notebook.name}{label} failed: {reason}; see {os.path.relpath(kept, ROOT)}")
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def main():
-    if len(sys.argv) != 4:
-        sys.exit("usage: python tools/run_notebook.py NOTEBOOK PARAMETERS.yaml OUTPUT.ipynb")
-    notebook, parameters, output = (Path(a).resolve() for a in sys.argv[1:])
+    if len(sys.argv) not in (4, 5):
+        sys.exit(
+            "usage: python tools/run_notebook.py NOTEBOOK PARAMETERS.yaml OUTPUT.ipynb [LABEL]"
+        )
+    notebook, parameters, output = (Path(a).resolve() for a in sys.argv[1:4])
+    label = "".join(f" {word}" for word in sys.argv[4:])
     values, literals = yaml.safe_load(parameters.read_text(encoding="utf-8")), declared(notebook)
     for name in values:
         if name not in literals:
             sys.exit(f"{notebook.name}: unknown parameter {name!r}{nearest(name, list(literals))}")
     signal.signal(signal.SIGTERM, stop)
     begin = time.time()
-    print(f"{notebook.stem} ...\n", end="", flush=True)  # one write: make -j mixes lines
+    print(f"{notebook.stem}{label} ...\n", end="", flush=True)  # one write: make -j mixes lines
     scratch = tempfile.mkdtemp(prefix="lmd-")
     try:
         prepare_environment(scratch, values)
-        run(notebook, values, output)
+        run(notebook, values, output, label)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     (output.parent.parent / "failed" / output.name).unlink(missing_ok=True)
     os.utime(output, (begin, begin))  # what was edited while it ran is newer
-    print(f"{notebook.stem} done in {time.time() - begin:.0f} s\n", end="", flush=True)
+    print(f"{notebook.stem}{label} done in {time.time() - begin:.0f} s\n", end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ would make the same bytes does nothing.
 """
 
 import bz2
+import collections
 import hashlib
 import io
 import itertools
@@ -63,17 +64,18 @@ def articles(n=ARTICLES):
         return list(itertools.islice((text for text in texts if len(text) > 2000), n))
 
 
-def bert_tokenizer(texts, lowercase):
-    """WordPiece with [CLS] text [SEP]."""
+def bert_tokenizer(texts, lowercase, size=VOCABULARY, least=1):
+    """WordPiece with [CLS] text [SEP]; characters seen fewer than `least` times are unknown."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     normalized = (tokenizer.normalizer.normalize_str(text) for text in texts)
-    letters = sorted(set("".join(normalized)) - {" "})
+    seen = collections.Counter(itertools.chain.from_iterable(normalized))
+    letters = sorted(letter for letter in seen if seen[letter] >= least and not letter.isspace())
     # The trainer numbers the ##letters in the order of a hash table unless they are listed.
     trainer = trainers.WordPieceTrainer(
-        vocab_size=VOCABULARY + 2 * len(letters),
+        vocab_size=size + 2 * len(letters),
         special_tokens=special + letters + ["##" + letter for letter in letters],
         show_progress=False,
     )
@@ -92,7 +94,7 @@ def bert_tokenizer(texts, lowercase):
     return fresh, {"vocab.txt": lines}
 
 
-def byte_level_tokenizer(texts, special, template):
+def byte_level_tokenizer(texts, special, template, size=VOCABULARY):
     """Byte-level BPE; `template` is "roberta", "deberta" or None; `special` are the first ids, the mask the last."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -100,7 +102,7 @@ def byte_level_tokenizer(texts, special, template):
     tokenizer.train_from_iterator(
         texts,
         trainers.BpeTrainer(
-            vocab_size=VOCABULARY, special_tokens=first, initial_alphabet=BYTES, show_progress=False
+            vocab_size=size, special_tokens=first, initial_alphabet=BYTES, show_progress=False
         ),
     )
     model = json.loads(tokenizer.to_str())["model"]
@@ -134,7 +136,7 @@ def byte_level_tokenizer(texts, special, template):
     }
 
 
-def unigram_tokenizer(texts, kind):
+def unigram_tokenizer(texts, kind, size=VOCABULARY, coverage=None):
     """SentencePiece Unigram with the special tokens, normalizer and template of `kind`."""
     before, after = {
         "xlm-roberta": (["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"]),
@@ -151,8 +153,8 @@ def unigram_tokenizer(texts, kind):
         ),
         model_writer=blob,
         model_type="unigram",
-        vocab_size=VOCABULARY,
-        character_coverage=0.9995 if kind != "xlm-roberta" else 1.0,
+        vocab_size=size,
+        character_coverage=coverage or (0.9995 if kind != "xlm-roberta" else 1.0),
         num_threads=1,
         minloglevel=2,
     )

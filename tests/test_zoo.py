@@ -1,0 +1,224 @@
+"""The models of data/zoo as they are shipped, and the notebook that trains them."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from clone import clone, environment
+from conftest import ROOT
+from safetensors import safe_open
+
+import lmd_utils as lmd
+
+ZOO = ROOT / "data" / "zoo"
+MANIFEST = json.loads((ZOO / "MANIFEST.json").read_text())
+NAMES = sorted(MANIFEST["models"])
+PUBLISHED = set(pd.read_csv(ROOT / "data/published/zhang2022_r2.csv", usecols=["target"])["target"])
+TINY = {"steps": 12, "hidden_size": 16, "layers": 2, "batch_tokens": 256, "vocabulary": 1500}
+
+
+def record(name):
+    return json.loads((ZOO / name / "record.json").read_text())
+
+
+# --- as shipped ----------------------------------------------------------------------------------
+
+
+def test_twelve_models_stand_for_the_published_twelve_and_one_for_chance():
+    after = {name: entry["after"] for name, entry in MANIFEST["models"].items()}
+    assert {a for a in after.values() if a} == PUBLISHED and len(after) == 13
+    assert [name for name in after if not after[name]] == ["bert-seed"]
+
+
+def test_all_weights_together_take_at_most_25_megabytes():
+    files = [path for path in ZOO.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 25e6
+    assert {path.suffix for path in files} <= {".json", ".safetensors", ".md"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_is_half_precision_on_disk_and_float32_in_memory(name):
+    from transformers import AutoModel, AutoTokenizer
+
+    with safe_open(ZOO / name / "model.safetensors", framework="numpy") as weights:
+        assert {weights.get_slice(key).get_dtype() for key in weights.keys()} == {"F16"}
+    model, tokenizer = lmd.load_model(ZOO / name), lmd.load_tokenizer(ZOO / name)
+    assert {str(p.dtype) for p in model.parameters()} == {"torch.float32"}
+    assert type(AutoModel.from_pretrained(ZOO / name, local_files_only=True)) is type(model)
+    assert len(AutoTokenizer.from_pretrained(ZOO / name, local_files_only=True)) == len(tokenizer)
+    vectors = lmd.embed(["The cat sat.", "Aristotle"], model, tokenizer=tokenizer, max_length=None)
+    assert vectors.shape == (2, model.config.hidden_size) and np.isfinite(vectors).all()
+
+
+def test_architectures_are_those_of_the_originals():
+    found = {n: json.loads((ZOO / n / "config.json").read_text())["model_type"] for n in NAMES}
+    assert found == {
+        "bert": "bert", "bert-seed": "bert", "mbert": "bert", "distilbert": "distilbert",
+        "distilmbert": "distilbert", "distilroberta": "roberta", "roberta": "roberta",
+        "xlmr": "xlm-roberta", "longformer": "longformer", "xlnet": "xlnet",
+        "electra": "electra", "albert": "albert", "deberta": "deberta",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_has_learned(name):
+    found = record(name)["held_out"]
+    assert found["loss"] < found["unigram"] - 0.3
+    if name == "electra":
+        assert found["accuracy"] > found["majority"] + 0.005
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_tells_what_the_record_holds(name):
+    card, made = (ZOO / name / "README.md").read_text(), record(name)
+    for part in (
+        f"{made['held_out']['loss']:.3f}", f"{made['held_out']['unigram']:.3f}", made["date"],
+        f"{made['recipe']['steps']:,}", f"seed {made['recipe']['seed']}", "make zoo",
+    ):  # fmt: skip
+        assert part in card, part
+
+
+def test_the_multilingual_models_have_a_copy_of_every_ordinary_token():
+    for name in ("mbert", "xlmr", "distilmbert"):
+        tokenizer = lmd.load_tokenizer(ZOO / name)
+        vocabulary, special = tokenizer.get_vocab(), set(tokenizer.all_special_tokens)
+        words = [t for t in vocabulary if t not in special and not t.startswith("\ue000")]
+        assert all("\ue000" + word in vocabulary for word in words)
+        assert len(vocabulary) == 2 * len(words) + len(special)
+        text = "The philosopher wrote: «αβγ», 12 km, naïve."
+        ids = tokenizer(text)["input_ids"]
+        assert not any(t.startswith("\ue000") for t in tokenizer.convert_ids_to_tokens(ids))
+
+
+# --- how they are trained ------------------------------------------------------------------------
+
+
+def notebook(folder, name, **values):
+    """Start A1_pretrain_zoo in a clone; its process."""
+    parameters = folder / "build" / f"{name}.yaml"
+    parameters.parent.mkdir(exist_ok=True)
+    parameters.write_text(yaml.safe_dump({"profile": "smoke", "zoo": "build/zoo"} | TINY | values))
+    command = [sys.executable, "tools/run_notebook.py", "notebooks/A1_pretrain_zoo.ipynb"]
+    return subprocess.Popen(
+        [*command, str(parameters), f"build/notebooks/{name}.ipynb"],
+        cwd=folder,
+        env=environment(PYTHONPATH=str(folder), OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process):
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    return output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A clone with documents of which only the train ones lack a certain letter."""
+    folder = clone(tmp_path_factory.mktemp("zoo") / "copy")
+    sys.path.insert(0, str(ROOT / "tools"))
+    import tiny_models
+
+    texts = tiny_models.articles(6)
+    splits = ["train"] * 4 + ["validation", "test"]
+    texts = [t if s == "train" else t.replace("e", "Ж") for t, s in zip(texts, splits, strict=True)]
+    path = folder / "build" / "smoke" / "documents.parquet"
+    path.parent.mkdir(parents=True)
+    frame = pd.DataFrame({"doc_id": range(6), "split": splits, "text": texts})
+    frame.to_parquet(path)
+    return folder
+
+
+@pytest.mark.notebook
+def test_only_train_documents_are_learned_from(folder):
+    finish(notebook(folder, "seen", train=["mbert", "albert"]))
+    documents = pd.read_parquet(folder / "build/smoke/documents.parquet").set_index("split")["text"]
+    import hashlib
+
+    hashes = {
+        s: {hashlib.sha256(t.encode()).hexdigest() for t in documents[[s]]}
+        for s in set(documents.index)
+    }
+    for name in ("mbert", "albert"):
+        made = json.loads((folder / "build/zoo" / name / "record.json").read_text())
+        assert set(made["recipe"]["train_documents"]) == hashes["train"]
+        vocabulary = (folder / "build/zoo" / name / "tokenizer.json").read_text()
+        assert "Ж" not in vocabulary and "\\u0416" not in vocabulary
+
+
+@pytest.mark.notebook
+def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_weights(folder):
+    values = {"train": ["electra"], "steps": 40}
+    finish(notebook(folder, "whole", **values, zoo="build/whole"))
+    process = notebook(folder, "cut", **values, zoo="build/cut")
+    work = folder / "build/cut/.work/electra"
+    for _ in range(6000):
+        if any(work.glob("checkpoint-*/trainer_state.json")) or process.poll() is not None:
+            break
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not (folder / "build/cut/electra").exists(), "it was too fast to be cut"
+    assert any(work.glob("checkpoint-*"))
+    finish(notebook(folder, "cut", **values, zoo="build/cut"))
+    assert not work.exists()
+    files = [folder / "build" / run / "electra" / "model.safetensors" for run in ("whole", "cut")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    curves = [json.loads((f.parent / "record.json").read_text())["curve"] for f in files]
+    assert curves[0] == curves[1] and len(curves[0]) == 40
+
+
+@pytest.mark.notebook
+def test_a_finished_model_is_left_alone_and_another_recipe_trains_anew(folder):
+    finish(notebook(folder, "first", train=["bert"], zoo="build/again"))
+    file = folder / "build/again/bert/model.safetensors"
+    before = file.stat().st_mtime_ns
+    finish(notebook(folder, "again", train=["bert"], zoo="build/again"))
+    assert file.stat().st_mtime_ns == before
+    finish(notebook(folder, "other", train=["bert"], zoo="build/again", seed=1))
+    assert file.stat().st_mtime_ns != before
+    shutil.rmtree(folder / "build/again")
+
+
+@pytest.mark.notebook
+def test_a_student_without_its_teacher_is_refused_in_one_line(folder):
+    process = notebook(folder, "alone", train=["distilroberta"], zoo="build/alone")
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode != 0
+    assert "distilroberta needs its teacher roberta: train that first" in output
+    assert not (folder / "build/alone/distilroberta").exists()
+
+
+@pytest.mark.notebook
+def test_no_document_outside_the_train_split_of_course_was_learned_from(tmp_path):
+    """The splits are made again from the corpus, by 01_corpus, and held against the records."""
+    import hashlib
+
+    folder = clone(tmp_path / "copy", "models")
+    (folder / "build/params.yaml").write_text("{}\n")
+    command = [sys.executable, "tools/run_notebook.py", "notebooks/01_corpus.ipynb"]
+    subprocess.run(
+        [*command, "build/params.yaml", "build/notebooks/01_corpus.ipynb"],
+        cwd=folder,
+        env=environment(PYTHONPATH=str(folder)),
+        check=True,
+        capture_output=True,
+    )
+    documents = pd.read_parquet(folder / "build/course/documents.parquet")
+    documents["sha256"] = [hashlib.sha256(t.encode()).hexdigest() for t in documents["text"]]
+    seen = {s: set(rows) for s, rows in documents.groupby("split")["sha256"]}
+    for name in NAMES:
+        learned = set(record(name)["recipe"]["train_documents"])
+        assert learned == seen["train"] and not learned & (seen["validation"] | seen["test"])
