@@ -200,11 +200,12 @@ $(ZOO_RUNS): $(ZOO_BUILD)/notebooks/A1_%.ipynb: $(ZOO_BUILD)/params/A1_%.yaml
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 	  $(PY) tools/run_notebook.py notebooks/A1_pretrain_zoo.ipynb $< $@ $*
 
-# A student starts from its teacher.
+# A student starts from its teacher, an heir from the model whose weights it takes.
 $(ZOO_BUILD)/notebooks/A1_distilbert.ipynb: $(ZOO_BUILD)/models/bert/record.json
 $(ZOO_BUILD)/notebooks/A1_distilmbert.ipynb: $(ZOO_BUILD)/models/mbert/record.json
 $(ZOO_BUILD)/notebooks/A1_distilroberta.ipynb: $(ZOO_BUILD)/models/roberta/record.json
 $(ZOO_BUILD)/notebooks/A1_longformer.ipynb: $(ZOO_BUILD)/models/roberta/record.json
+$(ZOO_BUILD)/notebooks/A1_electra.ipynb: $(ZOO_BUILD)/models/bert-seed/record.json
 
 # A model is as new as the run that trained it, or that found it trained.
 $(TRAINED): $(ZOO_BUILD)/models/%/record.json: $(ZOO_BUILD)/notebooks/A1_%.ipynb
