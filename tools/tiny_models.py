@@ -146,11 +146,14 @@ def unigram_tokenizer(texts, kind, size=VOCABULARY, coverage=None):
         ),
         "albert": (["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"], []),
     }[kind]
+    fold = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    fold += [normalizers.NFKD(), normalizers.StripAccents()]
+    fold += [normalizers.Lowercase()] if kind == "albert" else []
+    fold = normalizers.Sequence(fold if kind != "xlm-roberta" else [])
+    lines = (fold.normalize_str(line) for text in texts for line in text.splitlines())
     blob = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(
-            line for text in texts for line in text.splitlines() if line.strip()
-        ),
+        sentence_iterator=(line for line in lines if line.strip()),
         model_writer=blob,
         model_type="unigram",
         vocab_size=size,
@@ -165,13 +168,9 @@ def unigram_tokenizer(texts, kind, size=VOCABULARY, coverage=None):
 
     tokenizer = Tokenizer(models.Unigram(vocab, unk_id=ids["<unk>"], byte_fallback=False))
     precompiled = normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap)
-    if kind == "xlm-roberta":
-        tokenizer.normalizer = precompiled
-    else:
-        steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-        steps += [normalizers.NFKD(), normalizers.StripAccents()]
-        steps += [normalizers.Lowercase()] if kind == "albert" else []
-        tokenizer.normalizer = normalizers.Sequence([*steps, precompiled])
+    tokenizer.normalizer = (
+        precompiled if kind == "xlm-roberta" else normalizers.Sequence([fold, precompiled])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
     )
