@@ -345,8 +345,9 @@ def load_model(
 def _verify(folder: str | Path) -> None:
     """Raise ValueError unless a model's files are what MANIFEST.json beside its folder lists.
 
-    That of data/zoo is {"models": {name: …}, "files": {"name/file": SHA-256}}; folders
-    beside no such file, or beside a MANIFEST.json of another kind, are not checked.
+    That of data/zoo is {"models": {name: …}, "files": {"name/file": SHA-256}}, and must
+    be there; other folders beside no such file, or beside a MANIFEST.json of another
+    kind, are not checked.
     """
     folder = Path(folder).resolve()
     manifest, shipped = folder.parent / "MANIFEST.json", folder.is_relative_to(ROOT / "data")
@@ -361,6 +362,8 @@ def _verify(folder: str | Path) -> None:
         content = json.loads(manifest.read_text(encoding="utf-8"))
         models, files = dict(content["models"]), content["files"].items()
     except FileNotFoundError:
+        if folder.parent == ROOT / "data" / "zoo":
+            raise wrong(manifest, "is missing") from None
         return
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if not shipped:  # nothing says that it is a list of models

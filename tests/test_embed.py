@@ -927,6 +927,10 @@ def test_a_damaged_list_of_the_zoo_is_refused(shipped):
     assert refusal(lmd.load_model, shipped) == (
         "data/zoo/MANIFEST.json: does not list bert; keep models of your own elsewhere"
     )
+    manifest.unlink()
+    assert refusal(lmd.load_model, shipped) == (
+        "data/zoo/MANIFEST.json: is missing; `git checkout -- data/zoo/MANIFEST.json` restores it"
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 Everything runs in a small copy of the repository with toy notebooks, so no model is loaded.
 """
 
+import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import time
 import check_notebooks
 import get_checkpoints
 import nbformat
+import numpy as np
 import parameters
 import publish_zoo
 import pytest
@@ -79,6 +82,7 @@ def repository(tmp_path, monkeypatch):
     for model in ("build/tiny/bert-base-uncased", "elsewhere/mine"):
         (root / model).mkdir(parents=True)
         (root / model / "config.json").write_text('{"hidden_size": 32}')
+    shutil.copytree(ROOT / "data" / "published", root / "data" / "published")
     (root / "my.txt").write_text("one document\n")
     (root / "requirements.txt").write_text("# models\ntorch==2.0.0\n")
     monkeypatch.setattr(parameters, "ROOT", root)
@@ -611,15 +615,18 @@ def test_damage_is_named(packages, tmp_path, damage):
 @pytest.fixture
 def zoo(repository):
     """data/zoo of the toy repository: each model with small files and a list of them; (folder, source)."""
-    import numpy as np
     from safetensors.numpy import save_file
 
     source = repository / "build/zoo/models"
     for name in parameters.zoo_models():
         (source / name).mkdir(parents=True)
-        for file in ("config", "tokenizer", "tokenizer_config", "record"):
+        for file in ("config", "tokenizer", "tokenizer_config"):
             (source / name / f"{file}.json").write_text(json.dumps({"model_type": name}))
         save_file({"w": np.arange(9.0)}, source / name / "model.safetensors")
+        weights = hashlib.sha256((source / name / "model.safetensors").read_bytes()).hexdigest()
+        made = {"teacher": "bert", "teacher_sha256": weights} if name == "distilbert" else {}
+        record = {"recipe": made, "weights_sha256": weights}
+        (source / name / "record.json").write_text(json.dumps(record))
         (source / name / "README.md").write_text(f"# {name}\n")
     target = repository / "data/zoo"
     assert publish_zoo.publish(source, target).endswith("13 models, 0.0 MB; 79 files changed")
@@ -656,6 +663,7 @@ def test_publishing_replaces_what_changed_and_removes_what_it_had_listed(zoo):
         ("record.json", None, "bert/record.json is missing"),
         ("config.json", b"{", "bert/config.json cannot be read"),
         ("model.safetensors", b"short", "bert/model.safetensors cannot be read"),
+        ("record.json", b'{"recipe": {}}', "bert: the weights are not those of record.json"),
         ("optimizer.pt", b"x", "optimizer.pt does not belong"),
         ("notes.txt", b"x" * 5_000_001, "notes.txt has more than 5,000,000 bytes"),
     ],
@@ -691,6 +699,28 @@ def test_damage_to_the_zoo_is_found_before_any_notebook_runs(zoo, repository):
         with pytest.raises(ValueError, match=message) as error:
             parameters.check_sources(values)
         assert "\n" not in str(error.value)
+
+
+def test_a_student_of_another_teacher_is_not_published(zoo):
+    from safetensors.numpy import save_file
+
+    target, source = zoo
+    save_file({"w": np.ones(9)}, source / "bert" / "model.safetensors")
+    weights = hashlib.sha256((source / "bert" / "model.safetensors").read_bytes()).hexdigest()
+    record = {"recipe": {}, "weights_sha256": weights}
+    (source / "bert" / "record.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="distilbert was not trained from this bert; delete it"):
+        publish_zoo.publish(source, target)
+
+
+def test_the_figures_need_the_table_of_agreement_only_where_models_have_counterparts():
+    def products(**given):
+        run, notebooks, values = parameters.read({"CALLER": str(ROOT)} | given)
+        return parameters.products(run, notebooks, values)["04_figures"]
+
+    table = ROOT / "data/results/course/agreement.csv"
+    assert table in products(PROFILE="course")
+    assert not any(file.name == "agreement.csv" for file in products(PROFILE="checkpoints"))
 
 
 @pytest.fixture
@@ -744,6 +774,7 @@ def test_only_what_decides_a_model_makes_its_parameters_new(pretraining, reposit
         ("steps=x", "ZOO_SET: steps: 'x' is text, a whole number is needed"),
         ("train=[bert]", "ZOO_SET: 'train' is set by make"),
         ("steps", "ZOO_SET: 'steps' is not key=value"),
+        ("steps=0", "ZOO_SET: steps is 0; it must be at least 1"),
     ],
 )
 def test_bad_parameters_of_the_zoo(pretraining, text, message):

@@ -99,6 +99,15 @@ def test_the_multilingual_models_have_a_copy_of_every_ordinary_token():
         assert not any(t.startswith("\ue000") for t in tokenizer.convert_ids_to_tokens(ids))
 
 
+def test_every_piece_of_a_unigram_vocabulary_can_occur():
+    for name in ("albert", "xlmr", "xlnet"):
+        tokenizer = lmd.load_tokenizer(ZOO / name)
+        special = set(tokenizer.all_special_tokens) | {"<eod>", "<eop>"}
+        pieces = [t for t in tokenizer.get_vocab() if t not in special and t[0] != "\ue000"]
+        normalize = tokenizer.backend_tokenizer.normalizer.normalize_str
+        assert [p for p in pieces if normalize(p) != p] == []
+
+
 # --- how they are trained ------------------------------------------------------------------------
 
 
@@ -154,7 +163,7 @@ def test_only_train_documents_are_learned_from(folder):
         made = json.loads((folder / "build/zoo" / name / "record.json").read_text())
         assert set(made["recipe"]["train_documents"]) == hashes["train"]
         vocabulary = (folder / "build/zoo" / name / "tokenizer.json").read_text()
-        assert "Ж" not in vocabulary and "\\u0416" not in vocabulary
+        assert not any(letter in vocabulary for letter in ("Ж", "ж", "\\u0416", "\\u0436"))
 
 
 @pytest.mark.notebook
@@ -172,12 +181,19 @@ def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_weights(folder):
     process.communicate()
     assert not (folder / "build/cut/electra").exists(), "it was too fast to be cut"
     assert any(work.glob("checkpoint-*"))
+    shutil.copytree(folder / "build/cut", folder / "build/stale")
+    (work / "checkpoint-999").mkdir()  # one that was not written to its end
     finish(notebook(folder, "cut", **values, zoo="build/cut"))
     assert not work.exists()
     files = [folder / "build" / run / "electra" / "model.safetensors" for run in ("whole", "cut")]
     assert files[0].read_bytes() == files[1].read_bytes()
     curves = [json.loads((f.parent / "record.json").read_text())["curve"] for f in files]
     assert curves[0] == curves[1] and len(curves[0]) == 40
+    # Another recipe does not go on from what a cut run left: its teacher is another, too.
+    shutil.rmtree(folder / "build/stale/bert-seed")
+    finish(notebook(folder, "stale", **values | {"steps": 4}, zoo="build/stale"))
+    made = json.loads((folder / "build/stale/electra/record.json").read_text())
+    assert [step for step, _ in made["curve"]] == [1, 2, 3, 4]
 
 
 @pytest.mark.notebook

@@ -20,6 +20,7 @@ wrong ends the program with one line and a non-zero status.
 """
 
 import ast
+import csv
 import difflib
 import hashlib
 import json
@@ -36,6 +37,8 @@ from get_checkpoints import listed, verify, verify_files
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "notebooks" / "profiles"
 PRETRAIN = "A1_pretrain_zoo"
+NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+NEEDED += ("record.json", "README.md")  # the files of a model of the zoo
 HUB_ID = re.compile(r"[\w\-][\w.\-]*(/[\w\-][\w.\-]*)?")
 NAME = re.compile(r"[\w\-][\w.\-]*(/[\w\-][\w.\-]*)?")
 CORPUS_FILES = (".txt", ".jsonl", ".parquet")
@@ -53,6 +56,12 @@ LEAST = {"max_documents": 0, "n_train": 2, "n_validation": 2, "n_test": 2, "seed
     "alpha": 0.0,
 }
 ENTRY = dict.fromkeys(("name", "source", "revision", "init", "role", "after"), str) | {"layer": int}
+# of A1_pretrain_zoo: what a value must be a multiple of, and its least
+SIZES = {"steps": (1, 1), "layers": (2, 2), "hidden_size": (16, 16), "vocabulary": (1, 1000)} | {
+    "batch_tokens": (256, 256),
+    "positions": (1, 256),
+    "seed": (1, 0),
+}
 RESTORE = "`git checkout -- data/zoo` restores it"
 
 # float32 weights of the paper's checkpoints, GB; each has 768 dimensions
@@ -436,6 +445,10 @@ def verify_zoo(folder):
             f"{folder.relative_to(ROOT)}: MANIFEST.json lists no such model; keep models of your own elsewhere"
         )
     verify_files(folder, files, RESTORE)
+    for file in sorted(set(f.name for f in folder.iterdir()) - set(files)):
+        raise ValueError(
+            f"{(folder / file).relative_to(ROOT)}: is not listed in MANIFEST.json; delete it"
+        )
 
 
 def fingerprint(values):
@@ -466,6 +479,17 @@ def array_file(array):
     return next((chunk for chunk in chunks if not chunk.is_file()), array / "zarr.json")
 
 
+def has_counterparts(values):
+    """Whether two or more models stand for published ones, at a T that was published."""
+    with open(
+        ROOT / "data" / "published" / "zhang2022_r2.csv", encoding="utf-8", newline=""
+    ) as file:
+        rows = list(csv.DictReader(file))
+    own = [m for m in values["models"] if m.get("role") != "control"]
+    found = {m.get("after") or m["name"] for m in own} & {row["target"] for row in rows}
+    return len(found) > 1 and not {row["T"] for row in rows}.isdisjoint(map(str, values["lengths"]))
+
+
 def products(run, notebooks, values):
     """{notebook: files it must have left}: a run whose products are gone is made again."""
     build, results, figures = (ROOT / part / run for part in ("build", "data/results", "figures"))
@@ -478,6 +502,7 @@ def products(run, notebooks, values):
         + [build / "sequences" / f"{t}.parquet" for t in folders],
         "02_embeddings": [results / "models.csv"] + [array_file(array) for array in arrays],
         "03_decomposition": [results / "scores.csv"],
+        "04_figures": [results / "agreement.csv"] * has_counterparts(values),
     }
     saved = {notebook: saved_figures(notebook) for notebook in notebooks}
     others = set().union(*(s for notebook, s in saved.items() if notebook != "04_figures"))
@@ -544,6 +569,10 @@ def write_zoo(folder, environment):
         if key not in literals:
             raise ValueError(f"ZOO_SET: unknown parameter {key!r}{nearest(key, list(literals))}")
         check_type(f"ZOO_SET: {key}", value, literals[key])
+        step, least = SIZES.get(key, (1, 0))
+        if isinstance(value, int) and (value < least or value % step):
+            more = f" and a multiple of {step}" * (step > 1)
+            raise ValueError(f"ZOO_SET: {key} is {value}; it must be at least {least}{more}")
     documents = ROOT / "build" / profile / "documents.parquet"
     if not documents.is_file():
         raise ValueError(
@@ -557,7 +586,7 @@ def write_zoo(folder, environment):
     for name in zoo_models():
         own = {"profile": profile, "zoo": models.as_posix(), "train": [name]}
         note = f"{PRETRAIN} {name}; pins, code and documents {digest[:16]}"
-        left = [ROOT / models / name / "record.json"]
+        left = [ROOT / models / name / file for file in NEEDED]
         write_one(build, f"A1_{name}", literals | given | own, note, left)
 
 

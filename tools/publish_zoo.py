@@ -13,11 +13,9 @@ import os
 import sys
 from pathlib import Path
 
-from parameters import zoo_models
+from parameters import NEEDED, zoo_models
 from safetensors import SafetensorError, safe_open
 
-NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-NEEDED += ("record.json", "README.md")
 REFUSED = (".bin", ".pt", ".pkl", ".py")  # pickles and code
 LARGEST = 5_000_000  # bytes of a file that the repository takes
 
@@ -35,6 +33,10 @@ def files_of(folder):
                     weights.keys()
         except (ValueError, SafetensorError) as error:
             raise ValueError(f"{folder / name} cannot be read: {error}") from None
+    record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    if record.get("weights_sha256") != weights:
+        raise ValueError(f"{folder}: the weights are not those of record.json; delete the folder")
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
         if path.suffix in REFUSED or path.name.startswith(".") or path.parent != folder:
@@ -66,6 +68,16 @@ def listed(folder):
         return []
 
 
+def check_teachers(source, models):
+    """ValueError when a student or heir comes of other weights than those that are published with it."""
+    for name in models:
+        recipe = json.loads((source / name / "record.json").read_text(encoding="utf-8"))["recipe"]
+        if teacher := recipe.get("teacher"):
+            weights = (source / teacher / "model.safetensors").read_bytes()
+            if recipe["teacher_sha256"] != hashlib.sha256(weights).hexdigest():
+                raise ValueError(f"{source / name} was not trained from this {teacher}; delete it")
+
+
 def publish(source, target):
     """Make `target` hold the models of `source` and their list; a line that says what was done."""
     models = zoo_models()
@@ -74,6 +86,7 @@ def publish(source, target):
         for name in models
         for path in files_of(source / name)
     }
+    check_teachers(source, models)
     manifest = {
         "models": {name: {"after": after} for name, after in models.items()},
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in data.items()},

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pandas as pd
-from scipy import stats
 
 ROOT = Path(__file__).resolve().parent.parent
 START, END = "<!-- results: from data/results -->", "<!-- end of results -->"
@@ -71,31 +70,10 @@ def yardsticks(scores: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index", columns=["twin", "R²"])
 
 
-def agreement(scores: pd.DataFrame, models: pd.DataFrame) -> pd.DataFrame:
-    """Per kind and T: Spearman's rho of our test scores and the published ones, over the models that stand for one.
-
-    From agreement.csv, with its interval, where 04_figures has written it; else computed here.
-    """
-    try:
-        table = read("course", "agreement")
-    except FileNotFoundError:
-        names = models.drop_duplicates("name").set_index("name")["after"].dropna()
-        published = pd.read_csv(ROOT / "data" / "published" / "zhang2022_r2.csv")
-        published = published[published["split"] == "test"]
-        ours = scores[scores["split"].eq("test") & scores["kind"].isin(["pair", "group"])]
-        ours = ours[ours["target"].isin(names.index)].assign(target=ours["target"].map(names))
-        ours["basis"] = ours["basis"].map(names).fillna("")  # of a group, all others
-        published = published.assign(basis=published["basis"].fillna(""))
-        both = ours.merge(
-            published, on=["T", "kind", "basis", "target"], suffixes=("", "_published")
-        )
-        rows = [
-            (t, kind, len(g), stats.spearmanr(g["r2"], g["r2_published"]).statistic)
-            for (t, kind), g in both.groupby(["T", "kind"])
-        ]
-        table = pd.DataFrame(rows, columns=["T", "kind", "n", "rho"])
+def agreement(table: pd.DataFrame) -> pd.DataFrame:
+    """Per kind and T: Spearman's rho of our test scores and the published ones, with its interval."""
     table = table.sort_values(["kind", "T"], ascending=[False, True])
-    shown = table.columns.intersection(["T", "n", "rho", "ci_low", "ci_high"], sort=False)
+    shown = ["T", "n", "rho", "ci_low", "ci_high"]
     table = table.set_index(table["kind"].map("{}s".format))[shown]
     return table.rename(columns={"rho": "Spearman's rho", "ci_low": "from", "ci_high": "to"})
 
@@ -128,7 +106,7 @@ def block() -> str:
             "The yardsticks, on the same sequences:",
             markdown(yardsticks(scores), "twin and model"),
             "Rank agreement of our test R² with the published ones:",
-            markdown(agreement(scores, models), "scores"),
+            markdown(agreement(read("course", "agreement")), "scores"),
             f"A real pre-trained model (profile `checkpoints`): test R² at T = {T} of layers of "
             "all-MiniLM-L6-v2, rows (basis) explain columns (target); `minilm-random` has random weights.",
             markdown(layers(*real), "basis \\ target"),
