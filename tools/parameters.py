@@ -445,10 +445,9 @@ def verify_zoo(folder):
             f"{folder.relative_to(ROOT)}: MANIFEST.json lists no such model; keep models of your own elsewhere"
         )
     verify_files(folder, files, RESTORE)
-    for file in sorted(set(f.name for f in folder.iterdir()) - set(files)):
-        raise ValueError(
-            f"{(folder / file).relative_to(ROOT)}: is not listed in MANIFEST.json; delete it"
-        )
+    for file in sorted(folder.iterdir()):
+        if file.name not in files and not file.name.startswith("."):
+            raise ValueError(f"{file.relative_to(ROOT)}: is not listed in MANIFEST.json; delete it")
 
 
 def fingerprint(values):
