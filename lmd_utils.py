@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from numbers import Integral
 from pathlib import Path
@@ -639,7 +639,8 @@ class Moments:
 
         S = S_a + S_b + δ δᵀ n_a n_b / n,   δ = mean_b - mean_a,   n = n_a + n_b
 
-    Memory is O(D²) plus one block, whatever the number of rows.
+    Memory is D² numbers plus one block, whatever the number of rows.  Of S, only the
+    blocks [a, b] of models a <= b are kept; what lies below them is not read.
 
     names : list of models, in the order of their dimensions
     n     : rows seen
@@ -692,9 +693,9 @@ class Moments:
         """The moments of some of the models (of all in their order: these, not a copy)."""
         if list(names) == self.names:
             return self
-        chosen, index = Moments({name: self.dim(name) for name in names}), self.index(names)
-        chosen.n, chosen.mean = self.n, self.mean[index]
-        chosen._scatter = self._scatter[np.ix_(index, index)]
+        chosen = Moments({name: self.dim(name) for name in names})
+        chosen.n, chosen.mean = self.n, self.mean[self.index(names)]
+        chosen._scatter = self._between(names, names)
         return chosen
 
     @property
@@ -705,7 +706,13 @@ class Moments:
         """`cov` between two lists of models, as a new array."""
         if self.n < 2:
             raise ValueError(f"a covariance needs two rows, not {self.n}")
-        return self._scatter[np.ix_(self.index(rows), self.index(columns))] / (self.n - 1)
+        block = self._between(rows, columns)
+        block /= self.n - 1
+        return block
+
+    def _between(self, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
+        s, at, to = self._scatter, *([self.slice(k) for k in names] for names in (rows, columns))
+        return np.block([[s[a, b] if a.start <= b.start else s[b, a].T for b in to] for a in at])
 
     def update(self, block: Mapping[str, np.ndarray]) -> Moments:
         """Take in a block of rows {name: [n, d_k]} of all models; returns self."""
@@ -717,43 +724,46 @@ class Moments:
             raise ValueError(f"blocks do not fit: {shapes}")
         if n == 0:
             return self
-        x = np.concatenate([np.asarray(block[name], np.float64) for name in self.names], axis=1)
-        mean = x.mean(axis=0)
+        x = np.empty((n + 1, self.mean.size))  # one row more, for _absorb
+        for name in self.names:
+            x[:n, self.slice(name)] = block[name]
+        mean = x[:n].mean(axis=0)
         if not np.isfinite(mean).all():
-            row = int(np.flatnonzero(~np.isfinite(x).all(axis=1))[0])
+            row = int(np.flatnonzero(~np.isfinite(x[:n]).all(axis=1))[0])
             name = next(k for k in self.names if not np.isfinite(x[row, self.slice(k)]).all())
             raise ValueError(f"model {name!r} has a non-finite value in row {self.n + row}")
-        x -= mean
-        self._absorb(n, mean, x.T @ x)
+        x[:n] -= mean
+        self._absorb(n, mean, x)
         return self
 
     def merge(self, other: Moments) -> Moments:
         """Take in moments of further rows of the same models; returns self."""
         if other._slices != self._slices:
             raise ValueError(f"cannot merge moments of {other.names} into those of {self.names}")
-        self._absorb(other.n, other.mean, other._scatter)
+        if other.n:
+            self._scatter += other._scatter
+            self._absorb(other.n, other.mean, np.empty((1, self.mean.size)))
         return self
 
-    def _absorb(self, n: int, mean: np.ndarray, scatter: np.ndarray) -> None:
-        if n == 0:
-            return
+    def _absorb(self, n: int, mean: np.ndarray, x: np.ndarray) -> None:
+        """Add xᵀx: centred rows, and the step between the two means as the last row."""
+        import torch  # its float64 products are as fast as those of scipy's BLAS, or twice so
+
         delta, total = mean - self.mean, self.n + n
-        self._scatter += scatter
-        self._scatter += np.outer(delta, delta * (self.n * n / total))
-        self.mean = self.mean + delta * (n / total)
-        self.n = total
+        x[-1] = delta * np.sqrt(self.n * n / total)
+        s, x = torch.from_numpy(self._scatter), torch.from_numpy(x)
+        for at in self._slices.values():
+            s[at, at.start :].addmm_(x[:, at].T, x[:, at.start :])
+        self.mean, self.n = self.mean + delta * (n / total), total
 
     def save(self, path: str | Path) -> None:
         """Write to one safetensors file."""
         from safetensors.numpy import save_file
 
         dims = {name: self.dim(name) for name in self.names}
+        tensors = {"mean": self.mean, "scatter": self._scatter}
         with atomic(path) as temporary:
-            save_file(
-                {"mean": self.mean, "scatter": self._scatter},
-                temporary,
-                metadata={"n": str(self.n), "dims": json.dumps(dims)},
-            )
+            save_file(tensors, temporary, {"n": str(self.n), "dims": json.dumps(dims)})
 
     @classmethod
     def load(cls, path: str | Path) -> Moments:
@@ -797,10 +807,8 @@ class Decomposition:
 
     def predict(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """The target as the basis gives it, {basis: [N, d_s]} -> float64 [N, d_t]."""
-        return (
-            sum(np.asarray(arrays[s], np.float64) @ w.T for s, w in self.weights.items())
-            + self.bias
-        )
+        parts = (np.asarray(arrays[s], np.float64) @ w.T for s, w in self.weights.items())
+        return sum(parts) + self.bias
 
     def score(self, moments: Moments) -> float:
         """R² on the rows of `moments`, pooled over the target's dimensions.
@@ -808,10 +816,9 @@ class Decomposition:
         R² = 1 - SSR / SST,  SSR = Σ |u_t - W u_S - b|²,  SST = Σ |u_t - ū_t|²,
         ū_t the mean of these rows.
         """
-        identity, weights = np.eye(len(self.bias)), [self.weights[s] for s in self.basis]
         dims = {self.target: len(self.bias)} | {s: w.shape[1] for s, w in self.weights.items()}
-        residual = np.hstack([identity, *(-w for w in weights)])
-        return _r2(residual, self.bias, moments, dims, self.target)
+        weights = np.hstack([self.weights[s] for s in self.basis]).T
+        return _scores(weights, self.bias, moments, dims, self.basis)[self.target]
 
 
 def fit(
@@ -832,12 +839,10 @@ def fit(
         raise ValueError(f"basis {basis} of {target!r} is empty, repeats a model or has the target")
     p = moments.dim(*basis)
     _check(moments, p, alpha)
-    stacked = _solve(moments.cov_block(basis, basis), moments.cov_block(basis, [target]), alpha).T
-    parts = np.split(stacked, np.cumsum([moments.dim(s) for s in basis])[:-1], axis=1)
-    bias = moments.mean[moments.slice(target)] - stacked @ moments.mean[moments.index(basis)]
-    return Decomposition(
-        target, basis, alpha, moments.n, p, dict(zip(basis, parts, strict=True)), bias, moments
-    )
+    weights, bias = _solve(moments, basis, [target], alpha)
+    parts = np.split(weights.T, np.cumsum([moments.dim(s) for s in basis])[:-1], axis=1)
+    weights = dict(zip(basis, parts, strict=True))
+    return Decomposition(target, basis, alpha, moments.n, p, weights, bias, moments)
 
 
 def pair_scores(
@@ -857,16 +862,11 @@ def pair_scores(
         targets = [name for name in names if name != basis]
         if not targets:
             continue
-        cross = train.cov_block([basis], targets)
-        weights = _solve(train.cov_block([basis], [basis]), cross, alpha)
-        ends = np.cumsum([train.dim(t) for t in targets])[:-1]
-        for target, part in zip(targets, np.split(weights, ends, axis=1), strict=True):
-            residual = np.hstack([np.eye(part.shape[1]), -part.T])
-            dims = {name: train.dim(name) for name in (target, basis)}
-            bias = residual @ train.mean[train.index(list(dims))]
-            for split, moments in splits.items():
-                score = _r2(residual, bias, moments, dims, target)
-                tables[split].loc[basis, target] = score
+        dims = {name: train.dim(name) for name in (*targets, basis)}
+        fitted = _solve(train, [basis], targets, alpha)
+        for split, moments in splits.items():
+            for target, r2 in _scores(*fitted, moments, dims, [basis]).items():
+                tables[split].loc[basis, target] = r2
     return tables if isinstance(evaluate, Mapping) else tables[""]
 
 
@@ -883,21 +883,18 @@ def group_scores(
     if len(names) < 2:
         raise ValueError(f"a group score needs two models, there is only {names[0]!r}")
     _check(train, train.mean.size - min(train.dim(name) for name in names), alpha)
-    tables = {split: pd.Series(np.nan, index=names, dtype=float) for split in splits}
-    dims = {name: train.dim(name) for name in names}
-    factor = _factor(train.cov, alpha)
-    precision = None if factor is None else linalg.cho_solve(factor, np.eye(train.mean.size))
-    for target in names:
-        if precision is None:
-            others = [name for name in names if name != target]
-            score = fit(train, target, others, alpha).score
-        else:
-            at = train.slice(target)
-            residual = linalg.solve(precision[at, at], precision[at], assume_a="pos")
-            bias = residual @ train.mean
-            score = partial(_r2, residual, bias, dims=dims, target=target)
-        for split, moments in splits.items():
-            tables[split][target] = score(moments)
+    residual, fits, tables = _residuals(train, alpha), {}, {}
+    if residual is None:
+        fits = {t: fit(train, t, [k for k in names if k != t], alpha) for t in names}
+    for split, moments in splits.items():
+        r2 = {t: one.score(moments) for t, one in fits.items()}
+        if not fits:
+            _same_models({name: train.dim(name) for name in names}, moments)
+            scored = moments.select(names)
+            errors = _squares(residual, scored)
+            errors += scored.n * (residual @ (scored.mean - train.mean)) ** 2
+            r2 = {t: _r2(errors[train.slice(t)].sum(), scored, t) for t in names}
+        tables[split] = pd.Series(r2)
     return tables if isinstance(evaluate, Mapping) else tables[""]
 
 
@@ -922,46 +919,98 @@ def _check(moments: Moments, p: int, alpha: float) -> None:
         )
 
 
-def _factor(c: np.ndarray, alpha: float):
-    """Cholesky factor of C + alpha I; None where alpha is lost in the rounding of C."""
+def _factor(c: np.ndarray, alpha: float) -> np.ndarray | None:
+    """Cholesky factor of C + alpha I, in the place of C; None where alpha is lost in its rounding.
+
+    Of C the upper triangle is read; the factor is the lower one of what is returned.
+    """
     if alpha <= len(c) * np.finfo(float).eps * np.trace(c):
         return None
+    c[np.diag_indices(len(c))] += alpha
     try:
-        return linalg.cho_factor(c + alpha * np.eye(len(c)), lower=True)
+        return linalg.cho_factor(c.T, lower=True, overwrite_a=True)[0]
     except linalg.LinAlgError:
         return None
 
 
-def _solve(c: np.ndarray, b: np.ndarray, alpha: float) -> np.ndarray:
-    """(C + alpha I)⁻¹ B for a covariance C; where alpha is lost in rounding, or 0, minimum-norm.
+def _cho_solve(factor: np.ndarray, b: np.ndarray) -> np.ndarray:
+    import torch  # three times as fast as scipy's
 
-    Directions in which C is only rounding are then left out: B has nothing to give there either.
+    return torch.cholesky_solve(torch.from_numpy(b), torch.from_numpy(factor)).numpy()
+
+
+def _solve(moments: Moments, basis: Sequence[str], targets: Sequence[str], alpha: float):
+    """Weights [p, q], (C_SS + alpha I)⁻¹ C_St, and bias [q] of all `targets` on one basis.
+
+    Where alpha is lost in rounding, or 0, minimum-norm: directions in which C_SS is only
+    rounding are left out, C_St has nothing to give there either.
     """
-    if (factor := _factor(c, alpha)) is not None:
-        return linalg.cho_solve(factor, b)
-    values, vectors = linalg.eigh(c)
-    kept = values > len(c) * np.finfo(float).eps * values[-1]
-    return (vectors[:, kept] / (values[kept] + alpha)) @ (vectors[:, kept].T @ b)
+    c, weights = moments.cov_block(basis, basis), moments.cov_block(basis, targets)
+    if (factor := _factor(c.copy(), alpha)) is not None:
+        weights = _cho_solve(factor, weights)
+    else:
+        values, vectors = linalg.eigh(c)
+        kept = values > len(c) * np.finfo(float).eps * values[-1]
+        weights = (vectors[:, kept] / (values[kept] + alpha)) @ (vectors[:, kept].T @ weights)
+    mean = moments.mean
+    return weights, mean[moments.index(targets)] - mean[moments.index(basis)] @ weights
 
 
-def _r2(residual, bias, scored: Moments, dims: Mapping[str, int], target: str) -> float:
-    """1 - SSR/SST of `scored`, the residual of a text being `residual` @ u - `bias`.
+def _scores(weights, bias, scored: Moments, dims: Mapping[str, int], basis) -> dict[str, float]:
+    """{target: R²} for u_S @ `weights` + `bias`, the targets being the other models of `dims`.
 
-    u holds the dimensions of the models in `dims`, in that order.
+    SSR = tr(S_tt - 2 W S_St + W S_SS Wᵀ) + n' |mu'_t - W mu'_S - b|²
     """
-    names = list(dims)
-    if changed := [name for name in names if scored.dim(name) != dims[name]]:
-        name = changed[0]
-        raise ValueError(
-            f"model {name!r} has {dims[name]} dimensions in the fit, {scored.dim(name)} here"
-        )
-    index = scored.index(names)
-    scatter = scored._scatter if names == scored.names else scored._scatter[np.ix_(index, index)]
-    drift = residual @ scored.mean[index] - bias
+    _same_models(dims, scored)
+    targets = [name for name in dims if name not in basis]
+    errors = scored._between(basis, basis) @ weights
+    errors -= 2 * scored._between(basis, targets)
+    drift = scored.mean[scored.index(targets)] - scored.mean[scored.index(basis)] @ weights - bias
+    errors = np.einsum("ij,ij->j", weights, errors) + scored.n * drift**2
+    parts = np.split(errors, np.cumsum([dims[t] for t in targets])[:-1])
+    return {t: _r2(e.sum(), scored, t, 1) for t, e in zip(targets, parts, strict=True)}
+
+
+def _residuals(train: Moments, alpha: float) -> np.ndarray | None:
+    """(P_tt)⁻¹ P_t: of every target, [D, D]; None where alpha is lost in rounding."""
+    r = _factor(train._scatter / max(train.n - 1, 1), alpha)
+    if r is None:
+        return None
+    r = linalg.lapack.dpotri(r, lower=1, overwrite_c=1)[0].T  # P, on and above the diagonal
+    for at in reversed(train._slices.values()):  # the rows above still hold their part of P
+        p_tt = np.triu(r[at, at])
+        p_tt += np.triu(p_tt, 1).T
+        row = np.hstack([r[: at.start, at].T, p_tt, r[at, at.stop :]])
+        r[at] = _cho_solve(linalg.cho_factor(p_tt, lower=True)[0], row)
+    return r
+
+
+def _squares(residual: np.ndarray, scored: Moments) -> np.ndarray:
+    """Σ (r (u - ū))² over the scored rows, for each row r of `residual`, in D³ operations."""
+    import torch
+
+    total, r = np.zeros(len(residual)), torch.from_numpy(residual)
+    for at in scored._slices.values():
+        column = torch.from_numpy(scored._scatter[: at.stop, at]).clone()
+        column[: at.start] *= 2  # for the blocks below the diagonal
+        total += torch.einsum("ij,ij->i", r[:, : at.stop] @ column, r[:, at]).numpy()
+    return total
+
+
+def _same_models(dims: Mapping[str, int], scored: Moments) -> None:
+    for name, dim in dims.items():
+        if scored.dim(name) != dim:
+            raise ValueError(
+                f"model {name!r} has {dim} dimensions in the fit, {scored.dim(name)} here"
+            )
+
+
+def _r2(errors: float, scored: Moments, target: str, whole: int = 0) -> float:
+    """1 - SSR/SST, SSR being `errors` + `whole` SST."""
     at = scored.slice(target)
     total, rounding = np.trace(scored._scatter[at, at]), 64 * np.finfo(float).eps
     if total <= scored.n * (rounding * np.linalg.norm(scored.mean[at])) ** 2:
         raise ValueError(
             f"target {target!r} does not vary over the {scored.n} scored rows: R² is undefined"
         )
-    return float(1 - (np.vdot(residual @ scatter, residual) + scored.n * drift @ drift) / total)
+    return float(1 - whole - errors / total)

@@ -410,3 +410,32 @@ def test_figures_of_an_earlier_run_are_removed_and_no_others(two):
     assert re.findall(r"removed (\S+), of an earlier run", said) == sorted(STALE)
     for name in FOREIGN:
         assert (folder / name).read_text() == "old"
+
+
+def test_fits_on_few_rows_are_marked(helpers):
+    """n < 3p: hatched cells, hatched bars, a dagger at T; and nothing else is."""
+    rows = [
+        (T, split, kind, basis, target, n if split == "train" else 50, p, 0.5)
+        for T, n in ((16, 300), (32, 299))
+        for split in ("train", "test")
+        for kind, basis, target, p in (
+            ("pair", "a", "b", 100), ("pair", "b", "a", 40), ("group", "a+c", "b", 140),
+            ("group", "b+c", "a", 40), ("pair", "a", "c", 99), ("group", "a+b", "c", 90),
+        )
+    ]  # fmt: skip
+    scores = pd.DataFrame(rows, columns="T split kind basis target n p r2".split())
+    source = SimpleNamespace(
+        scores=scores.assign(r2_adjusted=0.5), models=list("abc"), controls=[], lengths=[16, 32]
+    )
+    assert helpers["small_fits"](source) == {(16, "a+c", "b"), (32, "a+c", "b"), (32, "a", "b")}
+    assert helpers["mark_T"](source, [16, 32, 64]) == ["16†", "32†", "64"]
+    assert helpers["mark_T"](SimpleNamespace(scores=PUBLISHED), [16, 512]) == ["16", "512"]
+    for T, expected in ((16, []), (32, [(1, 0)])):
+        fig, ax = helpers["plt"].subplots()
+        helpers["draw_heatmap"](ax, helpers["pair_table"](source, T).loc[list("abc")])
+        assert [patch.get_xy() for patch in ax.patches if patch.get_hatch()] == expected
+    fig, ax = helpers["plt"].subplots()
+    table = helpers["group_table"](source).loc[16]
+    helpers["draw_bars"](ax, table, small={"b"})
+    assert [bool(bar.get_hatch()) for bar in ax.patches] == [False, True, False]
+    helpers["plt"].close("all")
