@@ -28,11 +28,13 @@ import math
 import os
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 import yaml
 from get_checkpoints import listed, verify, verify_files
+from lock import lives
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "notebooks" / "profiles"
@@ -41,7 +43,10 @@ NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_confi
 NEEDED += ("record.json", "README.md")  # the files of a model of the zoo
 HUB_ID = re.compile(r"[\w\-][\w.\-]*(/[\w\-][\w.\-]*)?")
 NAME = re.compile(r"[\w\-][\w.\-]*(/[\w\-][\w.\-]*)?")
+# folders of build/, data/results/ or figures/ that belong to no run
+SHARED = ("bench", "models", "packages", "published", "reliability", "tiny", "zoo", "zoo-custom")
 CORPUS_FILES = (".txt", ".jsonl", ".parquet")
+LEFT = re.compile(r"\..*\.(\d+)\.(?:tmp|old|tmp\.ipynb)")
 SAVED = re.compile(r'^lmd\.save_figure\(.*, profile, "([^"]+)"\)', re.MULTILINE)
 
 CHOICES = {
@@ -363,7 +368,9 @@ def read(environment):
     run = given["RUN"] or ("custom" if overrides else profile)
     if not re.fullmatch(r"[\w\-][\w.\-]*", run):
         raise ValueError(f"RUN={run}: use letters, digits, '.', '_' and '-'")
-    if run != profile and (PROFILES / f"{run}.yaml").is_file() or run == "published":
+    if run in SHARED:
+        raise ValueError(f"RUN={run}: that folder has another use here; choose another name")
+    if run != profile and (PROFILES / f"{run}.yaml").is_file():
         raise ValueError(f"RUN={run} would overwrite that profile's results; choose another name")
     if overrides and run == profile:
         raise ValueError(
@@ -521,8 +528,21 @@ def pins():
     return hashlib.sha256("\n".join(filter(None, lines)).encode()).hexdigest()[:16]
 
 
+def sweep(run):
+    """Remove what killed processes left half-written in a run's folders: `.NAME.PID.tmp` and `.old`."""
+    for part in ("build", "data/results", "figures"):
+        folder = ROOT / part / run
+        for path in [p for depth in (".*", "*/.*", "*/*/.*") for p in folder.glob(depth)]:
+            if (dead := LEFT.fullmatch(path.name)) and not lives(int(dead[1])):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+
+
 def write(run, notebooks, values):
     """Write build/RUN/params/NOTEBOOK.yaml where the content is new or the products are gone."""
+    sweep(run)
     left = products(run, notebooks, values)
     for notebook, parameters in notebooks.items():
         note = f"{notebook}, run {run}; pins {pins()}; local inputs {fingerprint(parameters)}"
@@ -536,7 +556,7 @@ def write_one(build, name, parameters, note, left):
     lost = executed.exists() and not all(file.exists() for file in left)
     if lost or not path.is_file() or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
+        temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
 

@@ -39,25 +39,6 @@ def prepare_environment(scratch, values):
         os.environ["LMD_PROGRESS"] = os.ttyname(sys.stderr.fileno())
 
 
-def lives(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
-def clear(output):
-    """Remove an earlier OUTPUT, and what killed runs have left beside it."""
-    output.unlink(missing_ok=True)
-    for left in output.parent.glob(f".{output.stem}.*.tmp.ipynb"):
-        pid = left.name.removeprefix(f".{output.stem}.").removesuffix(".tmp.ipynb")
-        if pid.isdigit() and not lives(int(pid)):
-            left.unlink(missing_ok=True)
-
-
 HINTS = {
     "[Errno 28]": "; the disk is full: free space and run the same command again",
     "[Errno 30]": "; the folder cannot be written to",
@@ -70,13 +51,13 @@ def stop(signum, frame):
     raise KeyboardInterrupt
 
 
-def run(notebook, values, output, label=""):
+def run(notebook, values, output, label, begin):
     """Execute `notebook` with `values` into `output`; SystemExit with one line when a cell fails."""
     import papermill
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
     output.parent.mkdir(parents=True, exist_ok=True)
-    clear(output)
+    output.unlink(missing_ok=True)
     temporary = output.with_name(f".{output.stem}.{os.getpid()}.tmp.ipynb")
     try:
         papermill.execute_notebook(
@@ -88,6 +69,7 @@ def run(notebook, values, output, label=""):
             progress_bar=False,
             cwd=str(notebook.parent),
         )
+        os.utime(temporary, (begin, begin))  # what was edited while it ran is newer
         os.replace(temporary, output)
         for cell in json.loads(output.read_text(encoding="utf-8"))["cells"]:
             for line in (x for o in cell.get("outputs", []) for x in o.get("text", [])):
@@ -127,11 +109,10 @@ def main():
     scratch = tempfile.mkdtemp(prefix="lmd-")
     try:
         prepare_environment(scratch, values)
-        run(notebook, values, output, label)
+        run(notebook, values, output, label, begin)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     (output.parent.parent / "failed" / output.name).unlink(missing_ok=True)
-    os.utime(output, (begin, begin))  # what was edited while it ran is newer
     print(f"{notebook.stem}{label} done in {time.time() - begin:.0f} s\n", end="", flush=True)
 
 
