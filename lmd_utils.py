@@ -179,7 +179,8 @@ def read_results(profile: str, name: str) -> pd.DataFrame:
         raise FileNotFoundError(
             f"no table {path.relative_to(ROOT)}: run the notebooks before this one for profile {profile!r}"
         )
-    return pd.read_csv(path, dtype=dict.fromkeys(["basis", "target", "name"], str))
+    names = dict.fromkeys(["basis", "target", "name"], str)  # a model may be called 100 or NA
+    return pd.read_csv(path, dtype=names, keep_default_na=False, na_values=[""])
 
 
 def save_figure(figure, profile: str, name: str) -> None:

@@ -215,6 +215,17 @@ def check(where, values, literals):
             raise ValueError(f"{here}: {value!r} is not one of {', '.join(CHOICES[key])}")
         if key in LEAST and value < LEAST[key]:
             raise ValueError(f"{here}: {value} is below {LEAST[key]}")
+        if key == "seed" and value >= 2**32:
+            raise ValueError(f"{here}: {value} is not below 2**32")
+        if key == "device" and not re.fullmatch(r"(cpu|cuda(:\d+)?)?", value):
+            raise ValueError(
+                f"{here}: {value!r} is not cpu, cuda or cuda:N; leave it empty for any"
+            )
+        if key == "corpus" and not (
+            value == "gensim-enwiki" or value.startswith("hub:") or value.endswith(CORPUS_FILES)
+        ):
+            kinds = ", ".join(CORPUS_FILES)
+            raise ValueError(f"{here}: {value!r} is not a {kinds} file, hub:ID or gensim-enwiki")
         if key == "lengths" and (min(value) < 1 or len(set(value)) < len(value)):
             raise ValueError(f"{here}: {value} must be different numbers of tokens, each 1 or more")
         if key == "models":
@@ -292,6 +303,8 @@ def parse_models(text, callers):
     for item in words("MODELS", text):
         name, equals, source = item.partition("=")
         source = source if equals else name
+        if not source:
+            raise ValueError(f"MODELS: {item!r} names no folder and no hub id")
         folder = find("MODELS", source, callers)
         if folder is None and not HUB_ID.fullmatch(source):
             raise ValueError(f"MODELS: {source!r} is neither a folder nor a hub id")
@@ -360,10 +373,13 @@ def read(environment):
     if given["SET"]:
         single = parse_set(given["SET"])
         check("SET", single, literals)
-        overrides |= single
+        # a revision belongs to the source that it was written for
+        of = {"tokenizer": ["tokenizer_revision"], "corpus": ["corpus_config", "corpus_revision"]}
+        overrides |= {name: "" for key in of if key in single for name in of[key]} | single
     values = {k: v for k, v in literals.items() if k != "profile"} | values | overrides
     check(f"profile {profile} with its overrides", values, literals)
     check_code(f"profile {profile} with its overrides", values)
+    check_revisions(f"profile {profile} with its overrides", values)
 
     run = given["RUN"] or ("custom" if overrides else profile)
     if not re.fullmatch(r"[\w\-][\w.\-]*", run):
@@ -413,6 +429,20 @@ def check_code(where, values):
                 f"{where}: trust_remote_code is for folders, and {source} is a hub id; "
                 "download the model to a folder you have read, and name the folder"
             )
+
+
+def check_revisions(where, values):
+    """Raise ValueError for a revision of something that is not on the hub: it would decide nothing."""
+    given = [(m["source"], "revision", m.get("revision")) for m in values.get("models", [])]
+    given += [(values.get("tokenizer"), "tokenizer_revision", values.get("tokenizer_revision"))]
+    local = [g for g in given if g[2] and (ROOT / Path(g[0]).expanduser()).is_dir()]
+    if not values.get("corpus", "").startswith("hub:"):
+        keys = ("corpus_revision", "corpus_config")
+        local += [(values.get("corpus"), k, values[k]) for k in keys if values.get(k)]
+    for source, key, value in local:
+        raise ValueError(
+            f"{where}: {key} is {value!r}, but {source} is not from the hub; remove it"
+        )
 
 
 def check_sources(values):
