@@ -46,8 +46,16 @@ def meanwhile():
 
 
 @pytest.fixture(scope="module")
-def smoke(copy, meanwhile):
-    process = kill_matrix.start(copy, "-j4", "smoke")
+def no_network(tmp_path_factory):
+    """A folder whose sitecustomize refuses, and notes, any use of the network beyond this machine."""
+    folder = tmp_path_factory.mktemp("no-network")
+    shutil.copy(ROOT / "tests" / "no_network.py", folder / "sitecustomize.py")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def smoke(copy, meanwhile, no_network):
+    process = kill_matrix.start(copy, "-j4", "smoke", f"PYTHONPATH={copy}:{no_network}")
     while not begun(kill_matrix.lines(process)):
         assert process.poll() is None, kill_matrix.lines(process)
         time.sleep(0.1)
@@ -70,6 +78,38 @@ def test_two_runs_at_once(smoke, meanwhile):
         assert status != 0 and line.startswith("lock: build/smoke is in use by process ")
     assert meanwhile["other"] == (0, [])
     assert (smoke / "build/other/params/01_corpus.yaml").is_file()
+
+
+def test_no_run_after_set_up_uses_the_network(smoke, no_network):
+    """Case H15: neither make's programs nor the kernels connect, or look a name up, beyond this machine."""
+    assert not (no_network / "attempts").exists(), (no_network / "attempts").read_text()
+
+
+@pytest.mark.parametrize(
+    "call, refused",
+    [
+        ("socket.create_connection(('192.0.2.1', 80), 5)", True),
+        ("socket.create_connection(('hub.example.org', 443), 5)", True),
+        ("urllib.request.urlopen('http://hub.example.org', timeout=5)", True),
+        ("socket.gethostbyname('hub.example.org')", True),
+        ("socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('192.0.2.1', 53))", True),
+        ("socket.create_server(('127.0.0.1', 0)).getsockname()", False),
+        (
+            "s = socket.create_server(('127.0.0.1', 0)); socket.create_connection(s.getsockname())",
+            False,
+        ),
+        ("socket.socketpair()", False),
+    ],
+)
+def test_the_guard_of_the_network_sees_what_it_must(no_network, tmp_path, call, refused):
+    """Else the test before this one could not fail."""
+    shutil.copy(no_network / "sitecustomize.py", tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import socket, urllib.request\n{call}"],
+        env=environment(PYTHONPATH=str(tmp_path)), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ("no network in this test" in done.stderr) is refused is (tmp_path / "attempts").exists()
+    assert refused or done.returncode == 0, done.stderr
 
 
 def test_smoke_makes_every_artefact(smoke):
@@ -449,12 +489,12 @@ def test_no_other_target_trains(zoo, target):
 # --- set-up, with a stand-in for Python and pip ---------------------------------------------------
 
 STAND_IN = """#!/bin/sh
+case "$*" in "tools/lock.py --once"*) shift 4; exec "$@" ;; esac
 echo "$(basename "$0") $*" >> {log}
 case "$*" in
   "-c import sys"*) exit {unsupported} ;;
   "-m venv"*) for last; do :; done; mkdir -p "$last/bin"; cp "$0" "$last/bin/python"; touch "$last/pyvenv.cfg" ;;
   "-m pip install"*) test ! -e {broken} ;;
-  "tools/lock.py --once"*) shift 4; exec "$@" ;;
 esac
 """
 

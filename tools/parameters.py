@@ -558,10 +558,9 @@ def pins():
     return hashlib.sha256("\n".join(filter(None, lines)).encode()).hexdigest()[:16]
 
 
-def sweep(run):
+def sweep(run, *folders):
     """Remove what killed processes left half-written in a run's folders: `.NAME.PID.tmp` and `.old`."""
-    for part in ("build", "data/results", "figures"):
-        folder = ROOT / part / run
+    for folder in (*(ROOT / part / run for part in ("build", "data/results", "figures")), *folders):
         for path in [p for depth in (".*", "*/.*", "*/*/.*") for p in folder.glob(depth)]:
             if (dead := LEFT.fullmatch(path.name)) and not lives(int(dead[1])):
                 if path.is_dir():

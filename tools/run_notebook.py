@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import yaml
-from parameters import ROOT, declared, hub_sources, nearest
+from parameters import ROOT, declared, hub_sources, nearest, sweep
 
 
 def prepare_environment(scratch, values):
@@ -58,6 +58,7 @@ def run(notebook, values, output, label, begin):
     logging.getLogger("papermill").setLevel(logging.ERROR)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.unlink(missing_ok=True)
+    sweep(values["profile"], output.parent.parent)  # what died last was not yet dead for make
     temporary = output.with_name(f".{output.stem}.{os.getpid()}.tmp.ipynb")
     try:
         papermill.execute_notebook(
