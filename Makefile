@@ -65,15 +65,7 @@ LOCKS := $(if $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),,$(st
 export LMD_GOALS
 PARAMS := $(patsubst %,$(BUILD)/params/%.yaml,$(STORY) $(APPENDICES))
 
-ifneq ($(filter-out $(LMD_HELD),$(LOCKS)),)
-# The same call again, by the holder of these names.
-.PHONY: $(LMD_GOALS) held
-$(LMD_GOALS): held
-	@:
-held: | $(READY)
-	@$(PY) tools/lock.py '$(call quoted,$(LOCKS))' -- $(MAKE) $(LMD_GOALS)
-else
-
+ifeq ($(filter-out $(LMD_HELD),$(LOCKS)),)
 ##@ The two commands that a newcomer needs; both set up what they need
 .PHONY: help setup reproduce figures test smoke lint format html lab notebooks zoo kills clean distclean parameters
 
@@ -244,4 +236,15 @@ $(TRAINED): $(ZOO_BUILD)/models/%/record.json: $(ZOO_BUILD)/notebooks/A1_%.ipynb
 trained: $(TRAINED)
 	@:
 
+endif
+
+# --- the lock ------------------------------------------------------------------------------------
+
+ifneq ($(filter-out $(LMD_HELD),$(LOCKS)),)
+# The same call again, by the holder of these names.
+.PHONY: $(LMD_GOALS) held
+$(LMD_GOALS): held
+	@:
+held: | $(READY)
+	@$(PY) tools/lock.py '$(call quoted,$(LOCKS))' -- $(MAKE) $(LMD_GOALS)
 endif

@@ -77,6 +77,21 @@ def stop(process, number=signal.SIGKILL):
     return finish(process)
 
 
+def whole(outputs):
+    """Outputs of a cell, with the pieces in which one stream may arrive put together."""
+    joined = []
+    for output in outputs:
+        if (
+            joined
+            and output["output_type"] == "stream"
+            and output.get("name") == joined[-1].get("name")
+        ):
+            joined[-1] = joined[-1] | {"text": joined[-1]["text"] + output["text"]}
+        else:
+            joined.append(output)
+    return joined
+
+
 def products(folder, run="smoke"):
     """{name: digest} of all that a run leaves: bytes of tables, figures and texts, values of arrays, printed outputs."""
     import zarr
@@ -94,7 +109,7 @@ def products(folder, run="smoke"):
         found[str(path.relative_to(folder))] = record + array[:].tobytes()
     for path in (folder / "build" / run / "notebooks").glob("*"):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        shown = [cell.get("outputs") for cell in cells]
+        shown = [whole(cell.get("outputs", [])) for cell in cells]
         found[str(path.relative_to(folder))] = json.dumps(shown, sort_keys=True).encode()
     return {name: hashlib.sha256(data).hexdigest() for name, data in sorted(found.items())}
 

@@ -515,6 +515,26 @@ def test_a_failing_notebook_leaves_no_output_and_is_kept_aside(start):
     assert finish(process)[0] == 1 and leftovers(folder) == [] and kept.exists()
 
 
+def test_a_full_disk_is_one_line_that_says_so(start):
+    full = "with open('/dev/full', 'w') as file:\n    file.write('x')"
+    code = full if os.path.exists("/dev/full") else "raise OSError(28, 'No space left on device')"
+    process, _, folder = start(code)
+    status, last, out = finish(process)
+    assert status == 1 and "Traceback" not in out and leftovers(folder) == []
+    assert (
+        "failed: OSError: [Errno 28] No space left on device; the disk is full: free space" in last
+    )
+
+
+def test_a_full_disk_for_what_was_to_be_kept_hides_no_reason(start, tmp_path):
+    """Where even the failed notebook cannot be kept, its reason is still the last line."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "failed").touch()  # no folder can be made there
+    status, last, out = finish(start("raise ValueError('the reason')")[0])
+    assert (status, last) == (1, "05_toy.ipynb failed: ValueError: the reason")
+    assert "Traceback" not in out
+
+
 def test_a_killed_kernel_fails_and_does_not_hang(start):
     process, _, folder = start("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
     status, last, _ = finish(process)

@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 LOCKS = Path(__file__).resolve().parent.parent / "build" / ".locks"
@@ -89,7 +90,8 @@ def take(name, wait=False, or_else=""):
     goals = os.environ.get("LMD_GOALS") or " ".join(map(os.path.basename, sys.argv[-1:]))
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"{os.getpid()}\n{since}\nmake {goals}\n".encode())
+    with suppress(OSError):  # on a full disk the lock holds without these words
+        os.write(descriptor, f"{os.getpid()}\n{since}\nmake {goals}\n".encode())
 
 
 def main():
@@ -121,7 +123,8 @@ def main():
             for name in sorted({*wanted} - {*held}):
                 take(name, or_else=", or give this run another RUN=name" * (name == run))
     except OSError as error:
-        sys.exit(f"lock: {error}")
+        full = "; the disk is full: free space and run the same command again"
+        sys.exit(f"lock: {error}{full if error.errno == errno.ENOSPC else ''}")
     os.environ["LMD_HELD"] = " ".join(dict.fromkeys([*held, *wanted]))
     try:
         os.execvp(command[0], command)

@@ -86,6 +86,19 @@ WEIGHTS = {
 }
 
 
+HINTS = {
+    "[Errno 28]": "; the disk is full: free space and run the same command again",
+    "[Errno 30]": "; the folder cannot be written to",
+    "[Errno 13]": "; the folder cannot be written to",
+    "Kernel died": "; out of memory? a lower batch_size needs less",
+}
+
+
+def hint(reason):
+    """What to do about an error that says `reason`, or nothing."""
+    return next((advice for sign, advice in HINTS.items() if sign in reason), "")
+
+
 # --- what the notebooks declare ------------------------------------------------------------------
 
 
@@ -726,7 +739,7 @@ def main():
             print(*needs(values), sep="\n", flush=True)
             ask_hub(used)
     except (ValueError, OSError) as error:
-        sys.exit(f"parameters: {error}")
+        sys.exit(f"parameters: {error}{hint(str(error))}")
 
 
 if __name__ == "__main__":

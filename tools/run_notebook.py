@@ -15,10 +15,11 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
-from parameters import ROOT, declared, hub_sources, nearest, sweep
+from parameters import ROOT, declared, hint, hub_sources, nearest, sweep
 
 
 def prepare_environment(scratch, values):
@@ -37,14 +38,6 @@ def prepare_environment(scratch, values):
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     if sys.stderr.isatty():
         os.environ["LMD_PROGRESS"] = os.ttyname(sys.stderr.fileno())
-
-
-HINTS = {
-    "[Errno 28]": "; the disk is full: free space and run the same command again",
-    "[Errno 30]": "; the folder cannot be written to",
-    "[Errno 13]": "; the folder cannot be written to",
-    "Kernel died": "; out of memory? a lower batch_size needs less",
-}
 
 
 def stop(signum, frame):
@@ -79,16 +72,16 @@ def run(notebook, values, output, label, begin):
     except KeyboardInterrupt:
         sys.exit(f"{notebook.name}{label}: interrupted")
     except Exception as error:
-        kept = output.parent.parent / "failed" / output.name
-        if temporary.exists():
+        kept, see = output.parent.parent / "failed" / output.name, ""
+        with suppress(OSError):  # a full disk has no room for the folder
             kept.parent.mkdir(parents=True, exist_ok=True)
             os.replace(temporary, kept)
+            see = f"; see {os.path.relpath(kept, ROOT)}"
         reason = (
             f"{getattr(error, 'ename', type(error).__name__)}: {getattr(error, 'evalue', error)}"
         )
         reason = (reason.strip().splitlines() or ["no message"])[0]
-        reason += next((hint for sign, hint in HINTS.items() if sign in reason), "")
-        sys.exit(f"{notebook.name}{label} failed: {reason}; see {os.path.relpath(kept, ROOT)}")
+        sys.exit(f"{notebook.name}{label} failed: {reason}{hint(reason)}{see}")
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -107,10 +100,13 @@ def main():
     signal.signal(signal.SIGTERM, stop)
     begin = time.time()
     print(f"{notebook.stem}{label} ...\n", end="", flush=True)  # one write: make -j mixes lines
-    scratch = tempfile.mkdtemp(prefix="lmd-")
+    scratch = ""
     try:
+        scratch = tempfile.mkdtemp(prefix="lmd-")
         prepare_environment(scratch, values)
         run(notebook, values, output, label, begin)
+    except OSError as error:
+        sys.exit(f"{notebook.name}{label} failed: {error}{hint(str(error))}")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     (output.parent.parent / "failed" / output.name).unlink(missing_ok=True)
