@@ -57,7 +57,7 @@ APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(wildcard notebo
 SLOW := tests/test_notebooks.py tests/test_make.py
 # What a run writes, no other may write meanwhile (tools/lock.py): the folders of build/ that this call's
 # goals write. A dry run (-n) writes none.
-FREE := help setup test smoke lint format lab kills clean distclean $(READY) build/models/% build/tiny/%
+FREE := help setup test smoke lint format lab bench kills clean distclean $(READY) build/models/% build/tiny/%
 ZOO_GOALS := zoo trained build/zoo/% build/zoo-custom/%
 LMD_GOALS := $(or $(MAKECMDGOALS),help)
 LOCKS := $(if $(filter-out $(FREE) $(ZOO_GOALS),$(LMD_GOALS)),$(RUN)) $(if $(filter $(ZOO_GOALS),$(LMD_GOALS)),$(notdir $(ZOO_BUILD)))

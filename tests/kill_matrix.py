@@ -33,7 +33,7 @@ KILLS = {0: [0.5, 0.9], 1: [0.1, 0.6, 0.8, 0.9, 0.97], 2: [0.1, 0.5, 0.65, 0.8, 
 }
 INTERRUPTS = {0: [0.3], 1: [0.8], 2: [0.2, 0.8], 3: [0.9], 4: [0.7]}
 LATER = re.compile("figures/smoke/(?!corpus_|decomposition_)|00_overview|04_figures|agreement")
-FREE = [0, 100, 400, 800, 1200, 1600]  # kB
+FREE = [0, 100, 400, 900, 1500, 4000]  # kB
 SCORES = ["data/results/smoke/scores.csv", "PROFILE=smoke"]
 SETTINGS = {}  # of the environment of every make
 TABLE = ROOT / "data" / "results" / "reliability"
@@ -81,12 +81,10 @@ def whole(outputs):
     """Outputs of a cell, with the pieces in which one stream may arrive put together."""
     joined = []
     for output in outputs:
-        if (
-            joined
-            and output["output_type"] == "stream"
-            and output.get("name") == joined[-1].get("name")
-        ):
-            joined[-1] = joined[-1] | {"text": joined[-1]["text"] + output["text"]}
+        stream = output["output_type"] == "stream"
+        output = output | {"text": "".join(output["text"])} if stream else output
+        if joined and stream and output["name"] == joined[-1].get("name"):
+            joined[-1]["text"] += output["text"]
         else:
             joined.append(output)
     return joined
