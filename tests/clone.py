@@ -20,6 +20,8 @@ SETTINGS = (
     "MAKEFLAGS",
     "MFLAGS",
     "MAKELEVEL",
+    "LMD_GOALS",
+    "LMD_HELD",
     "PYTHONPATH",
 )
 

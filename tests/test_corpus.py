@@ -112,6 +112,16 @@ def test_blocks_keep_their_lines_and_empty_documents_are_counted(root, run, caps
     assert "3 empty documents dropped" in capsys.readouterr().out
 
 
+def test_a_repeated_document_is_dropped_where_it_could_stand_in_two_splits(root, run, capsys):
+    texts = documents()
+    corpus = write(root / "rows.jsonl", [*texts, *texts[:5], texts[0] + " "])
+    space = run(corpus=corpus)
+    assert list(space["texts"].values()) == [*texts, texts[0] + " "], "letter by letter"
+    assert "Warning: 5 documents dropped that repeat an earlier one" in capsys.readouterr().out
+    space = run(corpus=corpus, split_by="position")
+    assert list(space["texts"].values()) == [*texts, *texts[:5], texts[0] + " "]
+
+
 def test_wikipedia_sample_is_clean(root, run):
     space = run(corpus="gensim-enwiki", max_documents=12)
     assert (space["table"]["after"] == 0).all() and (space["table"]["before"] > 0).sum() >= 10

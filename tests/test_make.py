@@ -7,9 +7,11 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import kill_matrix
 import nbformat
 import pandas as pd
 import parameters
@@ -38,11 +40,76 @@ def begun(lines):
 
 
 @pytest.fixture(scope="module")
-def smoke(copy):
-    status, lines = make(copy, "-j4", "smoke")
+def meanwhile():
+    """What other calls of make said while `smoke` ran: {name: (status, lines)}."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def no_network(tmp_path_factory):
+    """A folder whose sitecustomize refuses, and notes, any use of the network beyond this machine."""
+    folder = tmp_path_factory.mktemp("no-network")
+    shutil.copy(ROOT / "tests" / "no_network.py", folder / "sitecustomize.py")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def smoke(copy, meanwhile, no_network):
+    process = kill_matrix.start(copy, "-j4", "smoke", f"PYTHONPATH={copy}:{no_network}")
+    while not begun(kill_matrix.lines(process)):
+        assert process.poll() is None, kill_matrix.lines(process)
+        time.sleep(0.1)
+    meanwhile["same"] = make(copy, "reproduce", PROFILE="smoke")
+    meanwhile["clean"] = make(copy, "clean")
+    meanwhile["other"] = make(copy, "parameters", PROFILE="smoke", RUN="other")
+    meanwhile["running"] = process.poll() is None
+    status, lines = kill_matrix.finish(process)
     assert status == 0, "\n".join(lines)
     assert sorted(begun(lines)) == STORY
     return copy
+
+
+def test_two_runs_at_once(smoke, meanwhile):
+    """The same run again, and make clean, are refused; a run of another name is not."""
+    assert meanwhile["running"]
+    for name in ("same", "clean"):
+        status, lines = meanwhile[name]
+        (line,) = [line for line in lines if not line.startswith("make")]
+        assert status != 0 and line.startswith("lock: build/smoke is in use by process ")
+    assert meanwhile["other"] == (0, [])
+    assert (smoke / "build/other/params/01_corpus.yaml").is_file()
+
+
+def test_no_run_after_set_up_uses_the_network(smoke, no_network):
+    """Case H15: neither make's programs nor the kernels connect, or look a name up, beyond this machine."""
+    assert not (no_network / "attempts").exists(), (no_network / "attempts").read_text()
+
+
+@pytest.mark.parametrize(
+    "call, refused",
+    [
+        ("socket.create_connection(('192.0.2.1', 80), 5)", True),
+        ("socket.create_connection(('hub.example.org', 443), 5)", True),
+        ("urllib.request.urlopen('http://hub.example.org', timeout=5)", True),
+        ("socket.gethostbyname('hub.example.org')", True),
+        ("socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('192.0.2.1', 53))", True),
+        ("socket.create_server(('127.0.0.1', 0)).getsockname()", False),
+        (
+            "s = socket.create_server(('127.0.0.1', 0)); socket.create_connection(s.getsockname())",
+            False,
+        ),
+        ("socket.socketpair()", False),
+    ],
+)
+def test_the_guard_of_the_network_sees_what_it_must(no_network, tmp_path, call, refused):
+    """Else the test before this one could not fail."""
+    shutil.copy(no_network / "sitecustomize.py", tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import socket, urllib.request\n{call}"],
+        env=environment(PYTHONPATH=str(tmp_path)), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ("no network in this test" in done.stderr) is refused is (tmp_path / "attempts").exists()
+    assert refused or done.returncode == 0, done.stderr
 
 
 def test_smoke_makes_every_artefact(smoke):
@@ -72,7 +139,9 @@ def test_the_tree_stays_clean(smoke):
 
 def test_a_second_run_does_nothing(smoke):
     files = {
-        p: p.stat().st_mtime_ns for p in smoke.rglob("*") if p.is_file() and ".git" not in p.parts
+        p: p.stat().st_mtime_ns
+        for p in smoke.rglob("*")
+        if p.is_file() and not {".git", ".locks"} & {*p.parts}
     }
     status, lines = make(smoke, "reproduce", PROFILE="smoke")
     assert status == 0 and begun(lines) == [] and len(lines) == 1
@@ -126,6 +195,38 @@ def test_a_changed_model_is_embedded_anew_and_only_it(smoke):
     assert changed == {"tiny-albert.zarr"}
     models = pd.read_csv(smoke / "data/results/smoke/models.csv")
     assert set(models.loc[models["name"] == "tiny-albert", "layer"]) == {1}
+
+
+@pytest.fixture(scope="module")
+def killed(smoke, tmp_path_factory):
+    """A copy whose run up to the scores was killed in each notebook and begun again; how many were."""
+    copy = clone(tmp_path_factory.mktemp("killed") / "copy", "tiny")
+    goal, build = ["-j4", "data/results/smoke/scores.csv", "PROFILE=smoke"], copy / "build/smoke"
+    moments = [
+        lambda lines: any((build / "sequences").glob("*T008.parquet")),
+        lambda lines: any((build / "embeddings").glob("T*/*")),
+        lambda lines: "03_decomposition ..." in lines,
+    ]
+    for moment in moments:
+        process = kill_matrix.start(copy, *goal)
+        while not moment(kill_matrix.lines(process)):
+            assert process.poll() is None, kill_matrix.lines(process)
+            time.sleep(0.02)
+        kill_matrix.stop(process)
+    status, lines = kill_matrix.run(copy, *goal)
+    assert status == 0, "\n".join(lines)
+    return copy, len(moments)
+
+
+def test_a_run_that_was_killed_goes_on_to_the_same_results(smoke, killed):
+    """`make kills` has many more moments, the figures, Ctrl-C and full disks."""
+    copy, kills = killed
+    found, expected = kill_matrix.products(copy), kill_matrix.products(smoke)
+    wanted = {n for n in expected if not kill_matrix.LATER.search(n)}
+    assert kills == 3 and len(wanted) == 3 + 2 + 4 + 1 + 6 + 3
+    assert {n: found.get(n) for n in wanted} == {n: expected[n] for n in wanted}
+    left = [p.name for p in copy.glob("[bdf]*/smoke/**/.*")]
+    assert not [name for name in left if re.search(r"\.(tmp|old|tmp\.ipynb)$", name)]
 
 
 def test_a_failing_notebook_is_kept_aside_and_made_again_once_repaired(smoke):
@@ -388,6 +489,7 @@ def test_no_other_target_trains(zoo, target):
 # --- set-up, with a stand-in for Python and pip ---------------------------------------------------
 
 STAND_IN = """#!/bin/sh
+case "$*" in "tools/lock.py --once"*) shift 4; exec "$@" ;; esac
 echo "$(basename "$0") $*" >> {log}
 case "$*" in
   "-c import sys"*) exit {unsupported} ;;

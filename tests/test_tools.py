@@ -324,6 +324,31 @@ def test_a_notebook_whose_products_are_gone_is_not_up_to_date(repository):
     assert write(repository, PROFILE="smoke") == after
 
 
+def test_what_killed_processes_left_is_removed_and_what_a_running_one_writes_is_not(repository):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left = {
+        folder / f".{name}.{pid}.{kind}": pid
+        for folder, name, kind in (
+            (repository / "build/smoke/embeddings/T008", "a.zarr", "old"),
+            (repository / "build/smoke/sequences", "T008.parquet", "tmp"),
+            (repository / "build/smoke/notebooks", "01_corpus", "tmp.ipynb"),
+            (repository / "data/results/smoke", "scores.csv", "tmp"),
+            (repository / "figures/smoke", "bars.pdf", "tmp"),
+        )
+        for pid in (gone.pid, os.getpid())
+    }
+    for path in left:
+        path.mkdir(parents=True)
+        (path / "part").touch()
+    other = repository / "build/other" / f".x.{gone.pid}.tmp"
+    other.parent.mkdir()
+    other.touch()
+    write(repository, PROFILE="smoke")
+    assert [p for p in left if not p.exists()] == [p for p in left if left[p] == gone.pid]
+    assert other.exists()
+
+
 def test_a_changed_pin_is_a_changed_parameter_and_a_comment_is_not(repository):
     before = write(repository, PROFILE="smoke")
     file = repository / "requirements.txt"
@@ -490,6 +515,26 @@ def test_a_failing_notebook_leaves_no_output_and_is_kept_aside(start):
     assert finish(process)[0] == 1 and leftovers(folder) == [] and kept.exists()
 
 
+def test_a_full_disk_is_one_line_that_says_so(start):
+    full = "with open('/dev/full', 'w') as file:\n    file.write('x')"
+    code = full if os.path.exists("/dev/full") else "raise OSError(28, 'No space left on device')"
+    process, _, folder = start(code)
+    status, last, out = finish(process)
+    assert status == 1 and "Traceback" not in out and leftovers(folder) == []
+    assert (
+        "failed: OSError: [Errno 28] No space left on device; the disk is full: free space" in last
+    )
+
+
+def test_a_full_disk_for_what_was_to_be_kept_hides_no_reason(start, tmp_path):
+    """Where even the failed notebook cannot be kept, its reason is still the last line."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "failed").touch()  # no folder can be made there
+    status, last, out = finish(start("raise ValueError('the reason')")[0])
+    assert (status, last) == (1, "05_toy.ipynb failed: ValueError: the reason")
+    assert "Traceback" not in out
+
+
 def test_a_killed_kernel_fails_and_does_not_hang(start):
     process, _, folder = start("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
     status, last, _ = finish(process)
@@ -510,21 +555,6 @@ def test_an_interrupted_run_leaves_no_output(start, number):
     assert status != 0 and "Traceback" not in out
     assert number == signal.SIGKILL or last == "05_toy.ipynb: interrupted"
     assert not [name for name in leftovers(folder) if not name.startswith(".")]
-
-
-def test_what_killed_runs_left_is_removed_and_what_a_running_one_writes_is_not(start, tmp_path):
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    folder = tmp_path / "run" / "notebooks"
-    folder.mkdir(parents=True)
-    dead, running, other = (
-        folder / f".{stem}.{pid}.tmp.ipynb"
-        for stem, pid in (("05_toy", gone.pid), ("05_toy", os.getpid()), ("06_toy", gone.pid))
-    )
-    for file in (dead, running, other):
-        file.touch()
-    assert finish(start("pass")[0])[0] == 0
-    assert leftovers(tmp_path) == [running.name, other.name, "05_toy.ipynb"]
 
 
 def test_an_unknown_parameter_is_refused_before_anything_runs(start):

@@ -28,11 +28,13 @@ import math
 import os
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 import yaml
 from get_checkpoints import listed, verify, verify_files
+from lock import lives
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "notebooks" / "profiles"
@@ -41,7 +43,10 @@ NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_confi
 NEEDED += ("record.json", "README.md")  # the files of a model of the zoo
 HUB_ID = re.compile(r"[\w\-][\w.\-]*(/[\w\-][\w.\-]*)?")
 NAME = re.compile(r"[\w\-][\w.\-]*(/[\w\-][\w.\-]*)?")
+# folders of build/, data/results/ or figures/ that belong to no run
+SHARED = ("bench", "models", "packages", "published", "reliability", "tiny", "zoo", "zoo-custom")
 CORPUS_FILES = (".txt", ".jsonl", ".parquet")
+LEFT = re.compile(r"\..*\.(\d+)\.(?:tmp|old|tmp\.ipynb)")
 SAVED = re.compile(r'^lmd\.save_figure\(.*, profile, "([^"]+)"\)', re.MULTILINE)
 
 CHOICES = {
@@ -79,6 +84,19 @@ WEIGHTS = {
     "distilbert-base-uncased": 0.27,
     "albert-base-v2": 0.05,
 }
+
+
+HINTS = {
+    "[Errno 28]": "; the disk is full: free space and run the same command again",
+    "[Errno 30]": "; the folder cannot be written to",
+    "[Errno 13]": "; the folder cannot be written to",
+    "Kernel died": "; out of memory? a lower batch_size needs less",
+}
+
+
+def hint(reason):
+    """What to do about an error that says `reason`, or nothing."""
+    return next((advice for sign, advice in HINTS.items() if sign in reason), "")
 
 
 # --- what the notebooks declare ------------------------------------------------------------------
@@ -210,6 +228,17 @@ def check(where, values, literals):
             raise ValueError(f"{here}: {value!r} is not one of {', '.join(CHOICES[key])}")
         if key in LEAST and value < LEAST[key]:
             raise ValueError(f"{here}: {value} is below {LEAST[key]}")
+        if key == "seed" and value >= 2**32:
+            raise ValueError(f"{here}: {value} is not below 2**32")
+        if key == "device" and not re.fullmatch(r"(cpu|cuda(:\d+)?)?", value):
+            raise ValueError(
+                f"{here}: {value!r} is not cpu, cuda or cuda:N; leave it empty for any"
+            )
+        if key == "corpus" and not (
+            value == "gensim-enwiki" or value.startswith("hub:") or value.endswith(CORPUS_FILES)
+        ):
+            kinds = ", ".join(CORPUS_FILES)
+            raise ValueError(f"{here}: {value!r} is not a {kinds} file, hub:ID or gensim-enwiki")
         if key == "lengths" and (min(value) < 1 or len(set(value)) < len(value)):
             raise ValueError(f"{here}: {value} must be different numbers of tokens, each 1 or more")
         if key == "models":
@@ -287,6 +316,8 @@ def parse_models(text, callers):
     for item in words("MODELS", text):
         name, equals, source = item.partition("=")
         source = source if equals else name
+        if not source:
+            raise ValueError(f"MODELS: {item!r} names no folder and no hub id")
         folder = find("MODELS", source, callers)
         if folder is None and not HUB_ID.fullmatch(source):
             raise ValueError(f"MODELS: {source!r} is neither a folder nor a hub id")
@@ -355,15 +386,20 @@ def read(environment):
     if given["SET"]:
         single = parse_set(given["SET"])
         check("SET", single, literals)
-        overrides |= single
+        # a revision belongs to the source that it was written for
+        of = {"tokenizer": ["tokenizer_revision"], "corpus": ["corpus_config", "corpus_revision"]}
+        overrides |= {name: "" for key in of if key in single for name in of[key]} | single
     values = {k: v for k, v in literals.items() if k != "profile"} | values | overrides
     check(f"profile {profile} with its overrides", values, literals)
     check_code(f"profile {profile} with its overrides", values)
+    check_revisions(f"profile {profile} with its overrides", values)
 
     run = given["RUN"] or ("custom" if overrides else profile)
     if not re.fullmatch(r"[\w\-][\w.\-]*", run):
         raise ValueError(f"RUN={run}: use letters, digits, '.', '_' and '-'")
-    if run != profile and (PROFILES / f"{run}.yaml").is_file() or run == "published":
+    if run in SHARED:
+        raise ValueError(f"RUN={run}: that folder has another use here; choose another name")
+    if run != profile and (PROFILES / f"{run}.yaml").is_file():
         raise ValueError(f"RUN={run} would overwrite that profile's results; choose another name")
     if overrides and run == profile:
         raise ValueError(
@@ -406,6 +442,20 @@ def check_code(where, values):
                 f"{where}: trust_remote_code is for folders, and {source} is a hub id; "
                 "download the model to a folder you have read, and name the folder"
             )
+
+
+def check_revisions(where, values):
+    """Raise ValueError for a revision of something that is not on the hub: it would decide nothing."""
+    given = [(m["source"], "revision", m.get("revision")) for m in values.get("models", [])]
+    given += [(values.get("tokenizer"), "tokenizer_revision", values.get("tokenizer_revision"))]
+    local = [g for g in given if g[2] and (ROOT / Path(g[0]).expanduser()).is_dir()]
+    if not values.get("corpus", "").startswith("hub:"):
+        keys = ("corpus_revision", "corpus_config")
+        local += [(values.get("corpus"), k, values[k]) for k in keys if values.get(k)]
+    for source, key, value in local:
+        raise ValueError(
+            f"{where}: {key} is {value!r}, but {source} is not from the hub; remove it"
+        )
 
 
 def check_sources(values):
@@ -521,8 +571,20 @@ def pins():
     return hashlib.sha256("\n".join(filter(None, lines)).encode()).hexdigest()[:16]
 
 
+def sweep(run, *folders):
+    """Remove what killed processes left half-written in a run's folders: `.NAME.PID.tmp` and `.old`."""
+    for folder in (*(ROOT / part / run for part in ("build", "data/results", "figures")), *folders):
+        for path in [p for depth in (".*", "*/.*", "*/*/.*") for p in folder.glob(depth)]:
+            if (dead := LEFT.fullmatch(path.name)) and not lives(int(dead[1])):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+
+
 def write(run, notebooks, values):
     """Write build/RUN/params/NOTEBOOK.yaml where the content is new or the products are gone."""
+    sweep(run)
     left = products(run, notebooks, values)
     for notebook, parameters in notebooks.items():
         note = f"{notebook}, run {run}; pins {pins()}; local inputs {fingerprint(parameters)}"
@@ -536,7 +598,7 @@ def write_one(build, name, parameters, note, left):
     lost = executed.exists() and not all(file.exists() for file in left)
     if lost or not path.is_file() or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
+        temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
 
@@ -677,7 +739,7 @@ def main():
             print(*needs(values), sep="\n", flush=True)
             ask_hub(used)
     except (ValueError, OSError) as error:
-        sys.exit(f"parameters: {error}")
+        sys.exit(f"parameters: {error}{hint(str(error))}")
 
 
 if __name__ == "__main__":

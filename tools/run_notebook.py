@@ -15,10 +15,11 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
-from parameters import ROOT, declared, hub_sources, nearest
+from parameters import ROOT, declared, hint, hub_sources, nearest, sweep
 
 
 def prepare_environment(scratch, values):
@@ -39,44 +40,18 @@ def prepare_environment(scratch, values):
         os.environ["LMD_PROGRESS"] = os.ttyname(sys.stderr.fileno())
 
 
-def lives(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
-def clear(output):
-    """Remove an earlier OUTPUT, and what killed runs have left beside it."""
-    output.unlink(missing_ok=True)
-    for left in output.parent.glob(f".{output.stem}.*.tmp.ipynb"):
-        pid = left.name.removeprefix(f".{output.stem}.").removesuffix(".tmp.ipynb")
-        if pid.isdigit() and not lives(int(pid)):
-            left.unlink(missing_ok=True)
-
-
-HINTS = {
-    "[Errno 28]": "; the disk is full: free space and run the same command again",
-    "[Errno 30]": "; the folder cannot be written to",
-    "[Errno 13]": "; the folder cannot be written to",
-    "Kernel died": "; out of memory? a lower batch_size needs less",
-}
-
-
 def stop(signum, frame):
     raise KeyboardInterrupt
 
 
-def run(notebook, values, output, label=""):
+def run(notebook, values, output, label, begin):
     """Execute `notebook` with `values` into `output`; SystemExit with one line when a cell fails."""
     import papermill
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
     output.parent.mkdir(parents=True, exist_ok=True)
-    clear(output)
+    output.unlink(missing_ok=True)
+    sweep(values["profile"], output.parent.parent)  # what died last was not yet dead for make
     temporary = output.with_name(f".{output.stem}.{os.getpid()}.tmp.ipynb")
     try:
         papermill.execute_notebook(
@@ -88,6 +63,7 @@ def run(notebook, values, output, label=""):
             progress_bar=False,
             cwd=str(notebook.parent),
         )
+        os.utime(temporary, (begin, begin))  # what was edited while it ran is newer
         os.replace(temporary, output)
         for cell in json.loads(output.read_text(encoding="utf-8"))["cells"]:
             for line in (x for o in cell.get("outputs", []) for x in o.get("text", [])):
@@ -96,16 +72,16 @@ def run(notebook, values, output, label=""):
     except KeyboardInterrupt:
         sys.exit(f"{notebook.name}{label}: interrupted")
     except Exception as error:
-        kept = output.parent.parent / "failed" / output.name
-        if temporary.exists():
+        kept, see = output.parent.parent / "failed" / output.name, ""
+        with suppress(OSError):  # a full disk has no room for the folder
             kept.parent.mkdir(parents=True, exist_ok=True)
             os.replace(temporary, kept)
+            see = f"; see {os.path.relpath(kept, ROOT)}"
         reason = (
             f"{getattr(error, 'ename', type(error).__name__)}: {getattr(error, 'evalue', error)}"
         )
         reason = (reason.strip().splitlines() or ["no message"])[0]
-        reason += next((hint for sign, hint in HINTS.items() if sign in reason), "")
-        sys.exit(f"{notebook.name}{label} failed: {reason}; see {os.path.relpath(kept, ROOT)}")
+        sys.exit(f"{notebook.name}{label} failed: {reason}{hint(reason)}{see}")
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -124,14 +100,16 @@ def main():
     signal.signal(signal.SIGTERM, stop)
     begin = time.time()
     print(f"{notebook.stem}{label} ...\n", end="", flush=True)  # one write: make -j mixes lines
-    scratch = tempfile.mkdtemp(prefix="lmd-")
+    scratch = ""
     try:
+        scratch = tempfile.mkdtemp(prefix="lmd-")
         prepare_environment(scratch, values)
-        run(notebook, values, output, label)
+        run(notebook, values, output, label, begin)
+    except OSError as error:
+        sys.exit(f"{notebook.name}{label} failed: {error}{hint(str(error))}")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     (output.parent.parent / "failed" / output.name).unlink(missing_ok=True)
-    os.utime(output, (begin, begin))  # what was edited while it ran is newer
     print(f"{notebook.stem}{label} done in {time.time() - begin:.0f} s\n", end="", flush=True)
 
 
