@@ -6,6 +6,7 @@ CORPUS ?=
 SET ?=
 ZOO_PROFILE ?= course
 ZOO_SET ?=
+SIZE ?= full
 VENV ?= .venv
 PYTHON ?= python3.11 python3.12 python3.13 python3 python
 
@@ -67,7 +68,7 @@ PARAMS := $(patsubst %,$(BUILD)/params/%.yaml,$(STORY) $(APPENDICES))
 
 ifeq ($(filter-out $(LMD_HELD),$(LOCKS)),)
 ##@ The two commands that a newcomer needs; both set up what they need
-.PHONY: help setup reproduce figures test smoke lint format html lab notebooks zoo kills clean distclean parameters
+.PHONY: help setup reproduce figures test smoke lint format html lab notebooks bench zoo kills clean distclean parameters
 
 reproduce: $(patsubst %,$(DONE)/%.ipynb,$(STORY) $(APPENDICES)) $(RESULTS)/corpus.csv $(RESULTS)/scores.csv ## run every notebook that is out of date, with PROFILE=course or what you name
 	@echo "$(RUN): figures in figures/$(RUN), tables in $(RESULTS), executed notebooks in $(DONE)"
@@ -86,6 +87,7 @@ help: ## print this help
 	@echo "  SET=\"key=value\"       any parameter of a notebook; RUN=name  where the results go (else: custom)"
 	@echo "  ZOO=folder            where make zoo puts the models (else: data/zoo); ZOO_SET=\"key=value\"  parameters of its"
 	@echo "                        notebook; ZOO_PROFILE=name  whose text (with either of these, else: build/zoo-custom)"
+	@echo "  SIZE=small            make bench in seconds, into data/results/bench-small"
 	@echo "  VENV=folder           the Python environment (else: .venv); PYTHON=python3.11  what makes it"
 
 setup: $(READY) $(MINILM) ## make the Python environment and fetch the checkpoint whose vocabulary defines T
@@ -116,6 +118,12 @@ lab: $(READY) $(INPUTS) ## open JupyterLab on the notebooks
 notebooks: reproduce ## put the outputs of the executed notebooks into notebooks/ and README.md (default profile)
 	@$(PY) tools/refresh_notebooks.py $(DONE)
 	@$(PY) tools/readme_results.py
+
+# What embedding is compared with stays out of the environment: a folder of its own holds it.
+bench: $(READY) $(MINILM) ## time and memory beside other ways to the same scores (half an hour; SIZE=small tries it)
+	@$(MAKE) build/course/notebooks/01_corpus.ipynb PROFILE=course RUN=course MODELS= CORPUS= SET= ONLY=01_corpus
+	@$(PY) -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target build/bench/packages -r requirements-bench.txt
+	@$(PY) tools/bench.py $(SIZE) build/bench/packages
 
 zoo: $(READY) ## train the models of data/zoo from nothing, two at a time, and put them there (hours)
 	@$(MAKE) build/$(ZOO_PROFILE)/notebooks/01_corpus.ipynb PROFILE=$(ZOO_PROFILE) RUN=$(ZOO_PROFILE) \

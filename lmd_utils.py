@@ -723,9 +723,7 @@ class Moments:
         """`cov` between two lists of models, as a new array."""
         if self.n < 2:
             raise ValueError(f"a covariance needs two rows, not {self.n}")
-        block = self._between(rows, columns)
-        block /= self.n - 1
-        return block
+        return self._between(rows, columns) / (self.n - 1)
 
     def _between(self, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
         s, at, to = self._scatter, *([self.slice(k) for k in names] for names in (rows, columns))
@@ -934,6 +932,7 @@ def _check(moments: Moments, p: int, alpha: float) -> None:
             "of dependence; read a held-out score",
             stacklevel=3,
         )
+    moments.cov_block(moments.names[:1], moments.names[:1])  # refuses what has no covariance
 
 
 def _factor(c: np.ndarray, alpha: float) -> np.ndarray | None:

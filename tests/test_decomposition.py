@@ -492,8 +492,14 @@ def test_a_target_that_does_not_vary_has_no_r2(rng):
 
 def test_one_row_is_no_fit(train_arrays):
     one = lmd.Moments.from_arrays({name: array[:1] for name, array in train_arrays.items()})
-    with pytest.warns(UserWarning), pytest.raises(ValueError, match=r"\b1\b"):
-        lmd.fit(one, "a", ["b"])
+    many = lmd.Moments.from_arrays(train_arrays)
+    for call in (
+        lambda: lmd.fit(one, "a", ["b"]),
+        lambda: lmd.pair_scores(one, many),
+        lambda: lmd.group_scores(one, many),
+    ):
+        with pytest.warns(UserWarning), pytest.raises(ValueError, match=r"two rows, not 1\b"):
+            call()
 
 
 def test_one_model_has_no_group(train_arrays):
@@ -591,3 +597,38 @@ def test_h13_an_alpha_that_is_lost_in_rounding(rng, scale, kind):
         pairs, groups = lmd.pair_scores(train, moments), lmd.group_scores(train, moments)
         for found in (fitted.score(moments), pairs.loc["x", "y"], groups["y"]):
             assert found == pytest.approx(r2, abs=tolerance)
+
+
+def test_scores_do_not_depend_on_where_the_rows_were_cut_or_kept(
+    train_arrays, test_arrays, tmp_path
+):
+    """Blocks, merged parts, a saved file and a selection of the models: the same moments."""
+    whole, test = (lmd.Moments.from_arrays(arrays) for arrays in (train_arrays, test_arrays))
+    halves = [{k: a[s] for k, a in train_arrays.items()} for s in (slice(150), slice(150, None))]
+    merged = lmd.Moments.from_arrays(halves[0]).merge(lmd.Moments.from_arrays(halves[1], 7))
+    merged.save(tmp_path / "moments")
+    for other in (merged, lmd.Moments.load(tmp_path / "moments")):
+        for scores in (lmd.pair_scores, lmd.group_scores):
+            np.testing.assert_allclose(
+                scores(other, test).to_numpy(), scores(whole, test).to_numpy(), atol=1e-12
+            )
+    turned = whole.select(list("dbac"))
+    np.testing.assert_allclose(turned.cov, turned.cov.T, rtol=1e-12)
+    np.testing.assert_allclose(
+        lmd.group_scores(turned, test)[list("abcd")], lmd.group_scores(whole, test), atol=1e-12
+    )
+
+
+def test_group_scores_of_models_of_very_different_sizes(rng):
+    """One dimension beside forty; held-out rows in fewer dimensions than they have."""
+    arrays = make(rng, 300, {"one": 1, "wide": 40, "two": 2})
+    train = lmd.Moments.from_arrays({k: a[:270] for k, a in arrays.items()})
+    test = lmd.Moments.from_arrays({k: a[270:] for k, a in arrays.items()})
+    groups = lmd.group_scores(train, test)
+    for target in arrays:
+        others = [name for name in arrays if name != target]
+        one = lmd.fit(train, target, others)
+        x, y = joined(arrays, others)[270:], arrays[target][270:]
+        predicted = x @ weights_of(one).T + one.bias
+        expected = r2_score(y, predicted, multioutput="variance_weighted")
+        assert groups[target] == pytest.approx(expected, abs=1e-9)

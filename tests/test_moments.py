@@ -1,6 +1,7 @@
 """Moments: joint mean and covariance of several models, accumulated block by block."""
 
 import pickle
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -191,6 +192,18 @@ def test_load_never_unpickles(tmp_path):
     with pytest.raises(Exception, match=r"."):
         lmd.Moments.load(tmp_path / "moments")
     assert not (tmp_path / "it-ran").exists()
+
+
+def test_a_block_costs_one_block_of_memory_and_no_square(rng):
+    """Products go straight into the sums: beside them, one float64 copy of the block."""
+    moments = lmd.Moments({"a": 400, "b": 400})
+    block = {name: rng.normal(size=(50, 400)) for name in "ab"}
+    moments.update(block)
+    tracemalloc.start()
+    moments.update(block)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.5 * 51 * 800 * 8 < 800 * 800 * 8
 
 
 # --- refusals ------------------------------------------------------------------------------------

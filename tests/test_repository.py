@@ -82,6 +82,7 @@ def imported(path):
 
 def test_every_import_has_a_pin():
     packages = {"sklearn": "scikit-learn", "yaml": "PyYAML", "google": "protobuf"}
+    packages["sentence_transformers"] = "sentence-transformers"
     ours = {p.stem for p in ROOT.rglob("*.py") if "build" not in p.parts and ".venv" not in p.parts}
     sources = [
         ROOT / "lmd_utils.py",
@@ -90,7 +91,8 @@ def test_every_import_has_a_pin():
         *ROOT.glob("tests/*.py"),
     ]
     names = set().union(*map(imported, sources)) - ours - set(sys.stdlib_module_names)
-    pinned = {r.split("==")[0].lower() for r in requirements("requirements.txt")}
+    files = ("requirements.txt", "requirements-bench.txt")
+    pinned = {r.split("==")[0].lower() for file in files for r in requirements(file)}
     assert {packages.get(n, n).lower() for n in names} - pinned == set()
 
 
@@ -139,7 +141,8 @@ def test_the_readme_shows_the_two_commands():
 
 
 def test_the_tables_of_the_readme_are_those_of_the_results():
-    assert readme_results.block() in (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme_results.block() in text and readme_results.bench_block() in text
 
 
 def test_the_python_of_the_readme_runs(tiny_models):

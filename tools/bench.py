@@ -99,7 +99,7 @@ def rate(size):
 def ours(train, test):
     fitted, scored = lmd.Moments.from_arrays(train), lmd.Moments.from_arrays(test)
     groups, pairs = (s(fitted, scored, ALPHA) for s in (lmd.group_scores, lmd.pair_scores))
-    return {(None, t): groups[t] for t in groups.index} | pairs.T.stack().swaplevel().to_dict()
+    return {(None, t): groups[t] for t in groups.index} | pairs.stack().dropna().to_dict()
 
 
 def authors(train, test, basis, target):
