@@ -518,7 +518,7 @@ def embed(
                 layers is read in one pass and gives [len(layer), N, d]
     pooling     "mean" over real tokens, or "padded_mean": their sum over max_length (clamped)
     batch_size  most texts in a forward pass; long ones go in smaller batches, of at most
-                BATCH_TOKENS tokens with the padding
+                BATCH_TOKENS tokens with the padding, and of half as many where memory is short
     dtype       "float32", or "bfloat16": autocast, faster where the processor has it
     tokens      what `tokenize` gives for these texts and this limit, if you have it
 
@@ -573,7 +573,7 @@ def embed(
     vocabulary = model.get_input_embeddings().num_embeddings
     if texts and (largest := max(map(max, rows["input_ids"]))) >= vocabulary:
         raise ValueError(f"the tokenizer gives id {largest}, the model has {vocabulary} embeddings")
-    order = np.argsort(-lengths, kind="stable")
+    order, most = np.argsort(-lengths, kind="stable"), BATCH_TOKENS[device.type == "cpu"]
 
     out = np.empty((len(layers), len(texts), model.config.hidden_size), np.float32)
     divisor = "tokens" if pooling == "mean" else "length"
@@ -588,8 +588,8 @@ def embed(
         ):
             while len(order):
                 width = limit if pooling == "padded_mean" else lengths[order[0]]
-                size = min(batch_size, max(1, BATCH_TOKENS[device.type == "cpu"] // width))
-                chosen, order = order[:size], order[size:]
+                size = min(batch_size, max(1, most // width))
+                chosen, rest = order[:size], order[size:]
                 inputs = {
                     key: torch.tensor(
                         [rows[key][i] + [fill] * (width - lengths[i]) for i in chosen],
@@ -597,12 +597,19 @@ def embed(
                     )
                     for key, fill in fills.items()
                 }
-                with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
-                    states = model(**inputs, **options)
+                try:
+                    with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
+                        states = model(**inputs, **options)
+                except torch.OutOfMemoryError:
+                    if len(chosen) == 1:
+                        raise
+                    most = len(chosen) * width // 2
+                    continue
                 for j, k in enumerate(layers):
                     hidden = states.last_hidden_state if k == -1 else states.hidden_states[k]
                     pooled = mean_pool(hidden, inputs["attention_mask"], divisor)
                     out[j, chosen] = pooled.cpu().numpy()
+                order = rest
                 bar.update(len(chosen))
     finally:
         for module, mode in modes.items():
@@ -615,19 +622,14 @@ def embed(
 
 def _pad_id(tokenizer, model) -> int:
     """An id that the vocabulary already has; the mask hides it, so that any would do."""
-    ids = (
-        tokenizer.pad_token_id,
-        getattr(model.config, "pad_token_id", None),
-        tokenizer.eos_token_id,
-    )
+    pad = getattr(model.config, "pad_token_id", None)
+    ids = (tokenizer.pad_token_id, pad, tokenizer.eos_token_id)
     return next((i for i in ids if i is not None), 0)
 
 
 def _some(rows: Sequence[int], most: int = 8) -> str:
-    rows = [int(row) for row in rows]
-    return ", ".join(map(str, rows[:most])) + (
-        f" … ({len(rows)} in all)" if len(rows) > most else ""
-    )
+    more = f" … ({len(rows)} in all)" if len(rows) > most else ""
+    return ", ".join(str(int(row)) for row in rows[:most]) + more
 
 
 @contextmanager
@@ -636,12 +638,13 @@ def progress_bar(total: int, label: str, progress: bool = True):
     from tqdm import tqdm
 
     terminal = os.environ.get("LMD_PROGRESS")
-    with (
-        open(terminal or os.devnull, "w") as stream,
-        tqdm(
-            total=total, desc=label, file=stream, unit="text", disable=not (progress and terminal)
-        ) as bar,
-    ):
+    options = {
+        "total": total,
+        "desc": label,
+        "unit": "text",
+        "disable": not (progress and terminal),
+    }
+    with open(terminal or os.devnull, "w") as stream, tqdm(file=stream, **options) as bar:
         yield bar
 
 

@@ -349,6 +349,64 @@ def test_one_token_is_a_length_where_there_are_no_special_ones(loaded):
         embed(TEXTS, loaded("gpt2"), max_length=0)
 
 
+# --- batches -------------------------------------------------------------------------------------
+
+
+def test_long_texts_go_in_smaller_batches(loaded, monkeypatch):
+    """Never more texts than batch_size, nor more tokens, padding included, than BATCH_TOKENS."""
+    both = loaded("bert-base-uncased")
+    expected = embed(TEXTS, both)
+    monkeypatch.setattr(lmd, "BATCH_TOKENS", (0, 40))
+    batches = seen(both[0], lambda: embed(TEXTS, both, batch_size=3))
+    sizes = [tuple(batch["input_ids"].shape) for batch in batches]
+    assert sum(n for n, _ in sizes) == len(TEXTS) and {n for n, _ in sizes} == {1, 2, 3}
+    assert all(n == 1 or n * width <= 40 for n, width in sizes)
+    np.testing.assert_allclose(embed(TEXTS, both, batch_size=3), expected, atol=1e-5)
+
+
+def test_a_batch_that_memory_does_not_hold_is_tried_at_half_its_size(loaded):
+    model, tokenizer = loaded("bert-base-uncased")
+    expected, tried = embed(TEXTS, (model, tokenizer)), []
+
+    def small(_, args, kwargs):
+        tried.append(len(kwargs["input_ids"]))
+        if tried[-1] > room:
+            raise torch.OutOfMemoryError("no memory")
+
+    hook = model.register_forward_pre_hook(small, with_kwargs=True)
+    try:
+        room = 2
+        np.testing.assert_allclose(embed(TEXTS, (model, tokenizer)), expected, atol=1e-5)
+        assert tried[:3] == [8, 4, 2] and sum(n for n in tried if n <= 2) == len(TEXTS)
+        room = 0
+        with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+            embed(TEXTS, (model, tokenizer))
+    finally:
+        hook.remove()
+
+
+def test_tokens_that_are_there_already_are_not_made_again(loaded, monkeypatch):
+    for name in ("xlnet-base-cased", "bert-base-uncased", "gpt2"):
+        both = loaded(name)
+        expected, tokens = embed(TEXTS, both), lmd.tokenize(TEXTS, both[1], 32)
+        with monkeypatch.context() as patch:
+            patch.setattr(lmd, "tokenize", None)
+            np.testing.assert_array_equal(embed(TEXTS, both, tokens=tokens), expected)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_tokens_are_those_of_a_call_of_the_tokenizer(loaded, name):
+    tokenizer = loaded(name)[1]
+    for side in ("left", "right"):
+        for limit in (None, 7):
+            tokenizer.truncation_side = side
+            expected = tokenizer(
+                ODD_TEXTS + TEXTS, split_special_tokens=True, truncation=limit is not None,
+                max_length=limit, return_attention_mask=True,
+            )  # fmt: skip
+            assert lmd.tokenize(ODD_TEXTS + TEXTS, tokenizer, limit) == dict(expected)
+
+
 # --- tokenizers ----------------------------------------------------------------------------------
 
 

@@ -30,7 +30,7 @@ models = [
 """
 
 
-def run(root, until="embed-run", **replaced):
+def run(root, until):
     """The notebook's own cells in a repository at `root`, with shards of 4 rows; its names."""
     lmd.ROOT, names = root, {}
     cells = {c["id"]: "".join(c["source"]) for c in json.loads(NOTEBOOK.read_text())["cells"]}
