@@ -80,10 +80,7 @@ def atomic(path: str | Path):
 
 
 def content_hash(path: str | Path, patterns: Sequence[str] = ("**/*",)) -> str:
-    """SHA-256 (hex) of a file, or of the files of a folder that match `patterns`.
-
-    For a folder, relative names and bytes both count, in sorted order.
-    """
+    """SHA-256 (hex) of a file, or of names and bytes of a folder's files that match `patterns`."""
     path = Path(path)
     digest = hashlib.sha256()
     found = {f for p in patterns for f in path.glob(p) if f.is_file()}
@@ -201,10 +198,12 @@ def find_model(
     Raises
     ------
     FileNotFoundError  no such folder, or the hub cannot be reached or lacks the id
-    ValueError         the folder is no model, or holds no weights that may be read
+    ValueError         the folder is no model, has no weights that may be read, or no revision
     """
     for folder in (ROOT / source, Path(source).expanduser()):
         if folder.is_dir():
+            if revision:
+                raise ValueError(f"{source!r} is a folder and has no revision {revision!r}")
             break
     else:
         folder = _fetch(source, revision, allow_bin, weights)

@@ -342,6 +342,13 @@ def _(world):
     return world.embed(world.folder / "model")
 
 
+@row("model", "a folder with a revision, in a notebook run by hand")
+def _(world):
+    with pytest.raises(ValueError) as error:
+        lmd.find_model(str(world.model()), "main")
+    return one_line(error.value)
+
+
 @row("model", "a config.json that is no JSON")
 def _(world):
     (world.model() / "config.json").write_text("{")
