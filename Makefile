@@ -53,7 +53,7 @@ DONE := $(BUILD)/notebooks
 RESULTS := data/results/$(RUN)
 RUN_NOTEBOOK = $(PY) tools/run_notebook.py $< $(BUILD)/params/$(@F:.ipynb=.yaml) $@
 STORY := 00_overview 01_corpus 02_embeddings 03_decomposition 04_figures
-# The appendices run with the default profile, after the story.
+# The appendices run with the default profile, beside the end of the story.
 APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(wildcard notebooks/A[0-9]*.ipynb))))
 SLOW := tests/test_notebooks.py tests/test_make.py
 # What a run writes, no other may write meanwhile (tools/lock.py): the folders of build/ that this call's
@@ -64,6 +64,7 @@ LMD_GOALS := $(or $(MAKECMDGOALS),help)
 LOCKS := $(if $(filter-out $(FREE) $(ZOO_GOALS),$(LMD_GOALS)),$(RUN)) $(if $(filter $(ZOO_GOALS),$(LMD_GOALS)),$(notdir $(ZOO_BUILD)))
 LOCKS := $(if $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),,$(strip $(LOCKS)))
 export LMD_GOALS
+TWO := $(if $(APPENDICES),$(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j2))
 PARAMS := $(patsubst %,$(BUILD)/params/%.yaml,$(STORY) $(APPENDICES))
 
 ifeq ($(filter-out $(LMD_HELD),$(LOCKS)),)
@@ -202,7 +203,11 @@ $(DONE)/02_embeddings.ipynb: $(BUILD)/sequences.cksum
 $(DONE)/03_decomposition.ipynb: $(DONE)/02_embeddings.ipynb notebooks/lmd.mplstyle
 $(DONE)/04_figures.ipynb: notebooks/lmd.mplstyle $(wildcard data/published/*.csv) \
 	$(RESULTS)/models.csv $(RESULTS)/scores.csv
-$(APPENDICES:%=$(DONE)/%.ipynb): $(DONE)/01_corpus.ipynb notebooks/lmd.mplstyle | $(DONE)/04_figures.ipynb
+
+# An appendix runs beside 03 and 04, and so on one thread.
+$(APPENDICES:%=$(DONE)/%.ipynb): $(DONE)/%.ipynb: notebooks/%.ipynb $(BUILD)/params/%.yaml lmd_utils.py \
+		$(DONE)/01_corpus.ipynb notebooks/lmd.mplstyle | $(BUILD)/preflight $(DONE)/02_embeddings.ipynb
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(RUN_NOTEBOOK)
 
 # Changes only when a sequence does: a new style of 01_corpus' figures re-runs no model.
 $(BUILD)/sequences.cksum: $(DONE)/01_corpus.ipynb
@@ -254,5 +259,5 @@ ifneq ($(filter-out $(LMD_HELD),$(LOCKS)),)
 $(LMD_GOALS): held
 	@:
 held: | $(READY)
-	@$(PY) tools/lock.py '$(call quoted,$(LOCKS))' -- $(MAKE) $(LMD_GOALS)
+	@$(PY) tools/lock.py '$(call quoted,$(LOCKS))' -- $(MAKE) $(TWO) $(LMD_GOALS)
 endif

@@ -180,6 +180,7 @@ def save_figure(figure, profile: str, name: str) -> None:
     for kind, metadata in undated.items():
         with atomic(ROOT / "figures" / clean_name(profile) / f"{name}.{kind}") as temporary:
             figure.savefig(temporary, format=kind, metadata=metadata)
+        figure.set_layout_engine("none")  # the places are found once
 
 
 # --- models --------------------------------------------------------------------------------------
