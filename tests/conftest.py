@@ -1,7 +1,6 @@
 """Settings and fixtures that the whole suite shares."""
 
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -12,9 +11,6 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 import hypothesis
 import numpy as np
 import pytest
-
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
