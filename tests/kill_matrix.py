@@ -40,9 +40,9 @@ TABLE = ROOT / "data" / "results" / "reliability"
 
 
 def start(folder, *arguments):
-    """make in a clone, as the leader of a process group; its lines are in make.log beside the clone."""
+    """make in a clone, as the leader of a process group; `lines` reads what it says."""
     command = ["make", *arguments, f"VENV={sys.prefix}", "READY=requirements.txt"]
-    log = open(f"{folder}.log", "w+", encoding="utf-8")
+    log = tempfile.NamedTemporaryFile("w+", prefix="lmd-make-", suffix=".log", encoding="utf-8")
     process = subprocess.Popen(
         command, cwd=folder, env=environment(PWD=str(folder)) | SETTINGS, stdout=log, stderr=log,
         start_new_session=True,

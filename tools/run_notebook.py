@@ -49,6 +49,8 @@ def run(notebook, values, output, label, begin):
     import papermill
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
+    # a task that Ctrl-C has cut short is no news
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.unlink(missing_ok=True)
     sweep(values["profile"], output.parent.parent)  # what died last was not yet dead for make
