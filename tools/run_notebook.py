@@ -2,9 +2,10 @@
 
     python tools/run_notebook.py NOTEBOOK PARAMETERS.yaml OUTPUT.ipynb [LABEL]
 
-LABEL follows the notebook's name in what is printed, where one notebook runs several times. OUTPUT appears only after every cell has run, and an earlier one is gone by then; a notebook that
-fails is kept, with its error, in the folder `failed` beside OUTPUT's, and named in the last line. The kernel is this interpreter,
-whatever kernelspecs are installed, and its working directory is the notebook's.
+LABEL follows the notebook's name in what is printed, where one notebook runs several times. OUTPUT
+appears only after every cell has run, and an earlier one is gone by then; a notebook that fails is
+kept, with its error, in the folder `failed` beside OUTPUT's, and named in the last line. The kernel
+is this interpreter, whatever kernelspecs are installed, and its working directory is the notebook's.
 """
 
 import json
@@ -53,7 +54,8 @@ def run(notebook, values, output, label, begin):
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.unlink(missing_ok=True)
-    sweep(values["profile"], output.parent.parent)  # what died last was not yet dead for make
+    # what died last was not yet dead for make
+    sweep((declared(notebook) | values).get("profile", ""), output.parent.parent)
     temporary = output.with_name(f".{output.stem}.{os.getpid()}.tmp.ipynb")
     try:
         papermill.execute_notebook(
