@@ -400,7 +400,8 @@ def test_a_control_is_held_against_its_relatives(helpers, control, source, expec
 
 def test_a_missing_table_is_named(tmp_path):
     with pytest.raises(
-        AssertionError, match=r"no table data/results/none/scores\.csv: run the earlier notebooks for"
+        AssertionError,
+        match=r"no table data/results/none/scores\.csv: run the earlier notebooks for",
     ):
         draw(small_tree(tmp_path), "none", [16])
 
