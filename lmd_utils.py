@@ -75,8 +75,10 @@ def atomic(path: str | Path):
             raise
         shutil.rmtree(aside, ignore_errors=True)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.unlink(missing_ok=True)
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
 
 
 def content_hash(path: str | Path, patterns: Sequence[str] = ("**/*",)) -> str:
@@ -175,12 +177,15 @@ def read_results(profile: str, name: str) -> pd.DataFrame:
 
 
 def save_figure(figure, profile: str, name: str) -> None:
-    """Write figures/<profile>/<name>.pdf and .png; equal figures give equal bytes."""
+    """Write figures/<profile>/<name>.pdf and .png; equal figures give equal bytes.
+
+    The layout is found once, for the PDF, and then kept: the figure has no layout engine after it.
+    """
     undated = {"pdf": {"CreationDate": None}, "png": {"Software": None}}
     for kind, metadata in undated.items():
         with atomic(ROOT / "figures" / clean_name(profile) / f"{name}.{kind}") as temporary:
             figure.savefig(temporary, format=kind, metadata=metadata)
-        figure.set_layout_engine("none")  # the places are found once
+        figure.set_layout_engine("none")
 
 
 # --- models --------------------------------------------------------------------------------------
@@ -566,6 +571,8 @@ def embed(
     fills = {"input_ids": _pad_id(tokenizer, model), "attention_mask": 0, "token_type_ids": 0}
     fills = {k: v for k, v in fills.items() if k in rows and k in accepted}
     lengths = np.array([len(ids) for ids in rows["input_ids"]], dtype=int)
+    if len(lengths) != len(texts) or limit is not None and lengths.max(initial=0) > limit:
+        raise ValueError("tokens are not those of these texts, cut at what the model takes")
     if (lengths == 0).any():
         raise ValueError(
             f"the tokenizer finds no token in row {_some(np.flatnonzero(lengths == 0))}"

@@ -1,7 +1,7 @@
 """Python without a network: as `sitecustomize` on PYTHONPATH, in every process of a pipeline.
 
 A look-up of a name or a connection beyond this machine is refused, and noted in the file `attempts`
-beside this one. What stays on the machine (the loopback interface, Unix sockets) is what Jupyter uses.
+beside this one; `watched` lists the processes. What stays on the machine (the loopback interface, Unix sockets) is what Jupyter uses.
 """
 
 import ipaddress
@@ -39,3 +39,5 @@ def watch(event, arguments):
 
 
 sys.addaudithook(watch)
+with open(ATTEMPTS.with_name("watched"), "a") as file:
+    file.write(" ".join(sys.orig_argv) + "\n")

@@ -1,6 +1,6 @@
 """The table of odd and bad inputs in CONTRIBUTING.md: each row is tried, and must say what the table says.
 
-    PYTHONPATH=. python tests/test_bad_input.py    # writes the table anew; read the difference before you commit it
+    PYTHONPATH=.:tools python tests/test_bad_input.py    # writes the table anew; read the difference before you commit it
 
 An input that can be used gives the right result, and the row says what was compared. Any other gives one
 line: what is wrong, where, what to do.

@@ -392,6 +392,11 @@ def test_tokens_that_are_there_already_are_not_made_again(loaded, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(lmd, "tokenize", None)
             np.testing.assert_array_equal(embed(TEXTS, both, tokens=tokens), expected)
+        for texts, wrong in ((TEXTS[:-1], tokens), (TEXTS + ["more"], tokens)):
+            with pytest.raises(ValueError, match="tokens are not those of these texts"):
+                embed(texts, both, tokens=wrong)
+        with pytest.raises(ValueError, match="cut at what the model takes"):
+            embed(TEXTS, both, tokens=tokens, max_length=8)
 
 
 @pytest.mark.parametrize("name", ALL)

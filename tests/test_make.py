@@ -83,6 +83,8 @@ def test_two_runs_at_once(smoke, meanwhile):
 
 def test_no_run_after_set_up_uses_the_network(smoke, no_network):
     """Case H15: neither make's programs nor the kernels connect, or look a name up, beyond this machine."""
+    watched = (no_network / "watched").read_text()
+    assert "run_notebook.py notebooks/02" in watched and "ipykernel_launcher" in watched
     assert not (no_network / "attempts").exists(), (no_network / "attempts").read_text()
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import check_notebooks
 import get_checkpoints
@@ -465,6 +466,8 @@ def start(tmp_path):
         given.write_text(yaml.safe_dump(values or {"profile": "toy", "alpha": 0.5}))
         command = [sys.executable, ROOT / "tools" / "run_notebook.py", notebook, given, output]
         pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        # Ctrl-C reaches it even where the tests were begun in the background
+        pipe["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         return subprocess.Popen(command, **pipe, **options), output, tmp_path
 
     return begin

@@ -7,7 +7,8 @@
 A NAME is a folder of build/: two runs with different ones share nothing but what set-up makes, for
 which the second form waits. COMMAND takes this process's place and inherits the locks (flock on
 build/.locks/NAME), as do the programs that it starts: the system frees a lock when the last of them
-has ended, however it ended. LMD_HELD tells a make inside a make which names it holds already.
+has ended, however it ended. (A notebook's kernel inherits none; one whose notebook is killed ends
+itself within a second or so.) LMD_HELD tells a make inside a make which names it holds already.
 """
 
 import errno

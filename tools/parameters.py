@@ -89,7 +89,7 @@ WEIGHTS = {
 HINTS = {
     "[Errno 28]": "; the disk is full: free space and run the same command again",
     "[Errno 30]": "; the folder cannot be written to",
-    "[Errno 13]": "; the folder cannot be written to",
+    "[Errno 13]": "; it may not be read, or written to",
     "Kernel died": "; out of memory? a lower batch_size needs less",
 }
 
@@ -573,7 +573,8 @@ def pins():
 
 def sweep(run, *folders):
     """Remove what killed processes left half-written in a run's folders: `.NAME.PID.tmp` and `.old`."""
-    for folder in (*(ROOT / part / run for part in ("build", "data/results", "figures")), *folders):
+    own = [ROOT / part / run for part in ("build", "data/results", "figures") if run]
+    for folder in (*own, *folders):
         for path in [p for depth in (".*", "*/.*", "*/*/.*") for p in folder.glob(depth)]:
             if (dead := LEFT.fullmatch(path.name)) and not lives(int(dead[1])):
                 if path.is_dir():
