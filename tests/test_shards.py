@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,15 @@ def root(tiny_models, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def before(root):
+    """Content of an undisturbed run that is gone again."""
+    make(root)
+    found = content(root)
+    shutil.rmtree(root / "build" / "shards" / "embeddings")
+    return found
+
+
 BERT = ("bert", "bert-1")
 SHARDS = [(0, 4), (4, 8), (8, 10)]
 ALL = [(m, T, *shard) for m in (BERT, ("roberta",)) for shard in SHARDS]
@@ -142,10 +152,7 @@ def test_damaged_metadata_makes_the_array_again(root):
     assert content(root) == before
 
 
-def test_a_run_that_failed_goes_on_after_its_last_shard(root):
-    make(root)
-    before = content(root)
-    shutil.rmtree(root / "build" / "shards" / "embeddings")
+def test_a_run_that_failed_goes_on_after_its_last_shard(root, before):
 
     def failing(names):
         embed_shard = names["embed_shard"]
@@ -163,11 +170,36 @@ def test_a_run_that_failed_goes_on_after_its_last_shard(root):
     assert content(root) == before
 
 
-def test_a_killed_run_goes_on_after_its_last_shard(root):
+def test_a_shard_that_cannot_be_written_stops_the_others(root):
+    begun, threads = [], torch.get_num_threads()
+
+    def slow(names):
+        embed_shard = names["embed_shard"]
+
+        def shard(*task):
+            begun.append(task)
+            time.sleep(0.5 * (len(begun) > 1))
+            return embed_shard(*task)
+
+        return shard
+
+    def full(names):
+        def write_shard(*given):
+            raise OSError("disk full")
+
+        return write_shard
+
+    torch.set_num_threads(1)
+    try:
+        with pytest.raises(OSError, match="disk full"):
+            make(root, embed_shard=slow, write_shard=full)
+    finally:
+        torch.set_num_threads(threads)
+    assert len(begun) < len(ALL)
+
+
+def test_a_killed_run_goes_on_after_its_last_shard(root, before):
     """SIGKILL between the counts of a shard and its rows; the same bytes as undisturbed."""
-    make(root)
-    before = content(root)
-    shutil.rmtree(root / "build" / "shards" / "embeddings")
     program = (
         "import os, signal, sys\n"
         f"sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(NOTEBOOK.parent.parent)!r}]\n"
@@ -217,10 +249,7 @@ def test_one_changed_character_of_the_text_makes_all_anew(root):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_the_number_of_workers_changes_no_byte(root, workers):
-    make(root)
-    before = content(root)
-    shutil.rmtree(root / "build" / "shards" / "embeddings")
+def test_the_number_of_workers_changes_no_byte(root, before, workers):
     threads = torch.get_num_threads()
     torch.set_num_threads(workers)
     try:
