@@ -64,6 +64,7 @@ LMD_GOALS := $(or $(MAKECMDGOALS),help)
 LOCKS := $(if $(filter-out $(FREE) $(ZOO_GOALS),$(LMD_GOALS)),$(RUN)) $(if $(filter $(ZOO_GOALS),$(LMD_GOALS)),$(notdir $(ZOO_BUILD)))
 LOCKS := $(if $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),,$(strip $(LOCKS)))
 export LMD_GOALS
+# Two jobs where an appendix runs beside 04, unless -j says how many.
 TWO = $(if $(APPENDICES),$(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j2))
 PARAMS := $(patsubst %,$(BUILD)/params/%.yaml,$(STORY) $(APPENDICES))
 
