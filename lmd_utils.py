@@ -177,15 +177,11 @@ def read_results(profile: str, name: str) -> pd.DataFrame:
 
 
 def save_figure(figure, profile: str, name: str) -> None:
-    """Write figures/<profile>/<name>.pdf and .png; equal figures give equal bytes.
-
-    The layout is found once, for the PDF, and then kept: the figure has no layout engine after it.
-    """
+    """Write figures/<profile>/<name>.pdf and .png; equal figures give equal bytes."""
     undated = {"pdf": {"CreationDate": None}, "png": {"Software": None}}
     for kind, metadata in undated.items():
         with atomic(ROOT / "figures" / clean_name(profile) / f"{name}.{kind}") as temporary:
             figure.savefig(temporary, format=kind, metadata=metadata)
-        figure.set_layout_engine("none")
 
 
 # --- models --------------------------------------------------------------------------------------
