@@ -27,8 +27,10 @@ def prepare_environment(scratch, values):
     """Settings that the kernel inherits."""
     spec = Path(scratch, "kernels", "python3", "kernel.json")
     spec.parent.mkdir(parents=True)
-    argv = [sys.executable, "-m", "ipykernel_launcher", "--log-level=CRITICAL"]
-    argv += ["-f", "{connection_file}"]
+    argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    # a kernel that is told to end while it answers prints tracebacks of its sockets
+    silent = {"loggers": {"tornado.general": {"level": "CRITICAL"}}}
+    argv += ["--log-level=CRITICAL", f"--IPKernelApp.logging_config={silent}"]
     spec.write_text(json.dumps({"argv": argv, "display_name": "Python 3", "language": "python"}))
     before = {"JUPYTER_PATH": scratch, "PYTHONPATH": str(ROOT)}
     for name, value in before.items():
