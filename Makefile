@@ -55,7 +55,7 @@ RUN_NOTEBOOK = $(PY) tools/run_notebook.py $< $(BUILD)/params/$(@F:.ipynb=.yaml)
 STORY := 00_overview 01_corpus 02_embeddings 03_decomposition 04_figures
 # The appendices run with the default profile, beside the end of the story.
 APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(wildcard notebooks/A[0-9]*.ipynb))))
-SLOW := tests/test_notebooks.py tests/test_make.py
+SLOW := tests/test_make.py tests/test_notebooks.py
 # What a run writes, no other may write meanwhile (tools/lock.py): the folders of build/ that this call's
 # goals write. A dry run (-n) writes none.
 FREE := help setup test smoke lint format lab bench kills clean distclean $(READY) build/models/% build/tiny/%
@@ -75,8 +75,10 @@ ifeq ($(filter-out $(LMD_HELD),$(LOCKS)),)
 reproduce: $(patsubst %,$(DONE)/%.ipynb,$(STORY) $(APPENDICES)) $(RESULTS)/corpus.csv $(RESULTS)/scores.csv ## run every notebook that is out of date, with PROFILE=course or what you name
 	@echo "$(RUN): figures in figures/$(RUN), tables in $(RESULTS), executed notebooks in $(DONE)"
 
-test: setup $(TINY) ## run all tests: unit, then notebooks, then the pipeline
-	$(PY) -m pytest $(filter-out $(SLOW),$(sort $(wildcard tests/test_*.py))) $(SLOW)
+# Two at a time, a file is never split, the longest first; one thread each, or BLAS waits for itself.
+test: setup $(TINY) ## run all tests: unit, notebooks, the pipeline; two files at a time
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	  $(SLOW) $(filter-out $(SLOW),$(sort $(wildcard tests/test_*.py)))
 
 ##@ Other targets
 help: ## print this help

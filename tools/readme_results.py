@@ -135,7 +135,7 @@ def solver_text(solver: pd.DataFrame) -> str:
         f"{timed['ridge']} fits were timed and counted for all {at['fits']}. "
         f"We take {1 / ratio['floor']:.2f} times the floor, which is ND² + D³ operations at the highest rate of float64 "
         f"products in the same run ({at['gflops_float64']:.0f} GFLOP/s). R² differs from `Ridge`'s by at most "
-        f"{apart['ours']:.0e}, that of the authors' algorithm by {apart['authors']:.0e}."
+        f"{max(apart['ours'], 1e-9):.0e}, that of the authors' algorithm by {apart['authors']:.0e}."
     )
 
 
