@@ -239,27 +239,32 @@ def dask_map(function: Callable, scheduler: str):
         client = stack.enter_context(Client(where, timeout=GREETING, set_as_default=False))
         seen = stack.enter_context(NamedTemporaryFile(dir=ROOT / "build", prefix=".workers-"))
         plugin, name = WorkerPlugin(), f"lmd-{uuid.uuid4()}"
-        plugin.function = function
-        for kind, reduce in _MADE_ANEW.items():
-            copyreg.pickle(kind, reduce)
-        try:
-            client.register_plugin(plugin, name)
-        except Exception as error:  # of many kinds, of the workers
-            raise RuntimeError(
-                f"the workers of {scheduler} cannot load what they are to run ({_first_line(error)}): "
-                "start them with this environment, in this folder"
-            ) from None
-        finally:
-            for kind in _MADE_ANEW:
-                copyreg.dispatch_table.pop(kind)
+        plugin.function = partial(_on_worker, _same(), seen.name, function)
 
         @stack.callback
         def forget():
             with suppress(Exception):  # the cluster may be gone
                 client.unregister_worker_plugin(name)
 
+        for kind, reduce in _MADE_ANEW.items():
+            copyreg.pickle(kind, reduce)
+        try:
+            client.register_plugin(plugin, name)
+        except Exception as error:  # of many kinds, of the workers
+            raise RuntimeError(
+                f"the workers of {scheduler} cannot load what they are to run ({error}): "
+                "start them with this environment, in this folder"
+            ) from None
+        finally:
+            for kind in _MADE_ANEW:
+                copyreg.dispatch_table.pop(kind)
+
+        def run(task):  # all that the scheduler must know
+            from distributed import get_worker
+
+            return get_worker().plugins[name].function(task)
+
         def each(tasks: Iterable):
-            run = partial(_on_worker, name, _same(), seen.name)
             futures = deque(client.map(run, list(tasks), pure=False))
             while futures:
                 yield futures.popleft().result()
@@ -307,20 +312,16 @@ def _same() -> dict[str, str]:
     return same | {name: version(name) for name in packages}
 
 
-def _on_worker(name: str, same: Mapping[str, str], seen: str, task):
-    """Run a task of `dask_map` in a Dask worker."""
-    from distributed import get_worker
-
-    worker, here = get_worker(), _same()
+def _on_worker(same: Mapping[str, str], seen: str, function: Callable, task):
+    """Run a task of `dask_map` in a Dask worker that has all in common that it must."""
+    here = _same()
     if differ := [f"{k} {here[k]}, not {v}" for k, v in same.items() if here[k] != v]:
-        raise RuntimeError(
-            f"worker {worker.address} has {differ[0]}: start it anew, with this one's"
-        )
+        raise RuntimeError(f"a worker has {differ[0]}: start the workers anew, like this process")
     if not Path(seen).exists():
         raise RuntimeError(
-            f"worker {worker.address} does not see {Path(seen).parent}: it must be one shared folder"
+            f"a worker does not see {Path(seen).parent}: it must be one folder for all"
         )
-    return worker.plugins[name].function(task)
+    return function(task)
 
 
 # --- models --------------------------------------------------------------------------------------

@@ -264,20 +264,25 @@ def test_an_error_of_a_task_is_the_callers(cluster):
 
 def test_a_worker_of_another_version_or_folder_is_refused(cluster, monkeypatch, tmp_path):
     monkeypatch.setattr(lmd, "_same", lambda: {"torch": threading.current_thread().name})
-    with pytest.raises(
-        RuntimeError, match=r"^worker tcp://\S+ has torch \S+, not MainThread: start it"
-    ):
+    with pytest.raises(RuntimeError, match=r"^a worker has torch \S+, not MainThread: start the"):
         with lmd.dask_map(abs, cluster.scheduler_address) as each:
             list(each([1]))
     monkeypatch.undo()
-    from distributed import Client
+    with pytest.raises(RuntimeError, match=f"does not see {tmp_path}/not: it must be one folder"):
+        lmd._on_worker(lmd._same(), str(tmp_path / "not" / "there"), abs, 1)
 
-    with Client(cluster.scheduler_address, set_as_default=False) as client:
-        task = client.submit(lmd._on_worker, "x", lmd._same(), str(tmp_path / "not" / "there"), 1)
-        with pytest.raises(
-            RuntimeError, match=f"does not see {tmp_path}/not: it must be one shared"
-        ):
-            task.result()
+
+def test_a_function_that_workers_cannot_load_is_one_line(cluster):
+    class Unloadable:
+        def __reduce__(self):
+            return exec, ("raise ImportError('no such module')",)
+
+    unloadable = Unloadable()
+    with pytest.raises(RuntimeError, match=r"are to run \(ImportError\('no such module'\)\)"):
+        with lmd.dask_map(lambda task: unloadable, cluster.scheduler_address):
+            pass
+    left = [name for name in cluster.scheduler.worker_plugins if name.startswith("lmd-")]
+    assert not left, "a worker that comes later is not asked to load it"
 
 
 @pytest.mark.parametrize("greeting", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"\x10" + 23 * b"\0"])

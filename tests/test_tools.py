@@ -318,6 +318,7 @@ def test_parameter_files_change_only_with_what_the_notebook_uses(repository):
         "profile": "custom",
         "lengths": PROFILE["lengths"],
         "pooling": "mean",
+        "scheduler": "",
         "alpha": 0.5,
     }
 
