@@ -4,6 +4,7 @@ PROFILE ?= course
 MODELS ?=
 CORPUS ?=
 SET ?=
+SCHEDULER ?=
 ZOO_PROFILE ?= course
 ZOO_SET ?=
 SIZE ?= full
@@ -28,7 +29,7 @@ ZOO ?= build/zoo-custom/published
 endif
 
 CALLER := $(if $(LMD_HELD),$(CALLER),$(PWD))
-export PROFILE RUN MODELS CORPUS SET CALLER ZOO_PROFILE ZOO_SET
+export PROFILE RUN MODELS CORPUS SET SCHEDULER CALLER ZOO_PROFILE ZOO_SET
 export PYTHONPATH := $(CURDIR)
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .SUFFIXES:
@@ -89,6 +90,7 @@ help: ## print this help
 	@echo "  PROFILE=name          of notebooks/profiles: $(notdir $(basename $(sort $(wildcard notebooks/profiles/*.yaml))))"
 	@echo "  MODELS=\"id folder name=folder\"  your models; CORPUS=file  your text (.txt, .jsonl, .parquet)"
 	@echo "  SET=\"key=value\"       any parameter of a notebook; RUN=name  where the results go (else: custom)"
+	@echo "  SCHEDULER=local:4     embed and sum up in so many processes; tcp://host:8786  on a Dask cluster"
 	@echo "  ZOO=folder            where make zoo puts the models (else: data/zoo); ZOO_SET=\"key=value\"  parameters of its"
 	@echo "                        notebook; ZOO_PROFILE=name  whose text (with either of these, else: build/zoo-custom)"
 	@echo "  SIZE=small            make bench in seconds, into data/results/bench-small"

@@ -12,26 +12,36 @@ D dimensions of all models together, p dimensions of a basis.
 from __future__ import annotations
 
 import copy
+import copyreg
 import hashlib
 import inspect
 import json
+import logging
 import os
+import platform
 import re
 import shutil
+import uuid
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
+from importlib.metadata import version
 from itertools import pairwise
 from numbers import Integral
 from pathlib import Path
+from tempfile import NamedTemporaryFile, TemporaryDirectory
+from threading import Lock
 
 import numpy as np
 import pandas as pd
 from scipy import linalg
 
 ROOT = Path(__file__).resolve().parent
+CODE_SHA256 = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()  # of what was imported
 
 WEIGHT_FILES = ("config.json", "*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = (
@@ -182,6 +192,136 @@ def save_figure(figure, profile: str, name: str) -> None:
     for kind, metadata in undated.items():
         with atomic(ROOT / "figures" / clean_name(profile) / f"{name}.{kind}") as temporary:
             figure.savefig(temporary, format=kind, metadata=metadata)
+
+
+# --- many processes ------------------------------------------------------------------------------
+
+GREETING = 10  # seconds in which a scheduler must answer
+# What cannot be sent to another process is made anew there: a cache is empty, a lock is free.
+_MADE_ANEW = {
+    type(lru_cache(len)): lambda f: (_cached, (f.__wrapped__, f.cache_parameters()["maxsize"])),
+    type(Lock()): lambda lock: (Lock, ()),
+}
+
+
+def _cached(function: Callable, maxsize: int | None) -> Callable:
+    return lru_cache(maxsize)(function)
+
+
+@contextmanager
+def dask_map(function: Callable, scheduler: str):
+    """Yield `each`: each(tasks) gives function(task) in the order of the tasks, made by Dask workers.
+
+    `scheduler` is "local:N", N processes of one thread on this machine, which end with this
+    one, or "tcp://host:port", the scheduler of a cluster, whose workers have this environment
+    and see this folder, build/ included, at the same path.  `function` goes to each worker
+    once, with the globals that it uses, and its caches last there.  A task whose worker dies
+    is given to another one, three times at most; `function` must not write.
+
+    Raises ConnectionError where no scheduler answers, RuntimeError for workers of another
+    version or folder, and what `function` raises.
+    """
+    from distributed import Client, LocalCluster, WorkerPlugin
+
+    with ExitStack() as stack:
+        where = scheduler
+        if scheduler.startswith("local:"):
+            stack.enter_context(_environment_of_workers())
+            folder = stack.enter_context(
+                TemporaryDirectory(prefix="lmd-", ignore_cleanup_errors=True)
+            )
+            options = {"host": "127.0.0.1", "dashboard_address": None, "local_directory": folder}
+            options |= {"n_workers": int(scheduler[6:]), "threads_per_worker": 1, "memory_limit": 0}
+            where = LocalCluster(**options, silence_logs=logging.ERROR)
+            stack.enter_context(where)
+        else:
+            _greet(scheduler)
+        client = stack.enter_context(Client(where, timeout=GREETING, set_as_default=False))
+        seen = stack.enter_context(NamedTemporaryFile(dir=ROOT / "build", prefix=".workers-"))
+        plugin, name = WorkerPlugin(), f"lmd-{uuid.uuid4()}"
+        plugin.function = partial(_on_worker, _same(), seen.name, function)
+
+        @stack.callback
+        def forget():
+            with suppress(Exception):  # the cluster may be gone
+                client.unregister_worker_plugin(name)
+
+        for kind, reduce in _MADE_ANEW.items():
+            copyreg.pickle(kind, reduce)
+        try:
+            client.register_plugin(plugin, name)
+        except Exception as error:  # of many kinds, of the workers
+            raise RuntimeError(
+                f"the workers of {scheduler} cannot load what they are to run ({error}): "
+                "start them with this environment, in this folder"
+            ) from None
+        finally:
+            for kind in _MADE_ANEW:
+                copyreg.dispatch_table.pop(kind)
+
+        def run(task):  # all that the scheduler must know
+            from distributed import get_worker
+
+            return get_worker().plugins[name].function(task)
+
+        def each(tasks: Iterable):
+            futures = deque(client.map(run, list(tasks), pure=False))
+            while futures:
+                yield futures.popleft().result()
+
+        yield each
+
+
+def _greet(scheduler: str) -> None:
+    """Raise ConnectionError unless a Dask scheduler answers; a client would wait for ever for another program."""
+    import asyncio
+
+    from distributed.comm import connect
+
+    async def greet():
+        comm = await asyncio.wait_for(connect(scheduler, timeout=GREETING), GREETING)
+        await comm.close()
+
+    try:
+        with ThreadPoolExecutor(1) as thread:  # a notebook has a running loop of its own
+            thread.submit(asyncio.run, greet()).result()
+    except Exception as error:
+        raise ConnectionError(
+            f"no Dask scheduler answers at {scheduler} ({type(error).__name__})"
+        ) from None
+
+
+@contextmanager
+def _environment_of_workers():
+    """One thread each; a new process takes its environment from this one's, which is put back."""
+    before = dict(os.environ)
+    one = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    os.environ.update(dict.fromkeys(one, "1"))
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _same() -> dict[str, str]:
+    """What a worker must have in common with the process that it works for."""
+    packages = ("numpy", "torch", "transformers", "tokenizers")
+    same = {"lmd_utils.py": CODE_SHA256[:16], "Python": platform.python_version()}
+    return same | {name: version(name) for name in packages}
+
+
+def _on_worker(same: Mapping[str, str], seen: str, function: Callable, task):
+    """Run a task of `dask_map` in a Dask worker that has all in common that it must."""
+    here = _same()
+    if differ := [f"{k} {here[k]}, not {v}" for k, v in same.items() if here[k] != v]:
+        raise RuntimeError(f"a worker has {differ[0]}: start the workers anew, like this process")
+    if not Path(seen).exists():
+        raise RuntimeError(
+            f"a worker does not see {Path(seen).parent}: it must be one folder for all"
+        )
+    return function(task)
 
 
 # --- models --------------------------------------------------------------------------------------
@@ -525,7 +665,8 @@ def embed(
 
     Texts are padded on the right whatever the tokenizer prefers: with a mask, neither
     encoders nor decoders see the padding, and positions count from the first token.
-    Longformer runs with local attention only (no global token), its default.
+    Longformer runs with local attention only (no global token), its default.  Float32
+    products are float32 throughout: TF32 is off meanwhile, whatever the caller has set.
 
     Raises ValueError naming the rows that are blank, have no token, or come out
     non-finite, and for a layer or pooling that does not exist.
@@ -588,6 +729,7 @@ def embed(
         with (
             progress_bar(len(texts), type(model).__name__, progress) as bar,
             torch.inference_mode(),
+            _without_tf32,
         ):
             while len(order):
                 width = limit if pooling == "padded_mean" else lengths[order[0]]
@@ -621,6 +763,37 @@ def embed(
         bad = np.flatnonzero(~np.isfinite(out).all(axis=(0, 2)))
         raise ValueError(f"{len(bad)} of {len(texts)} embeddings are not finite: row {_some(bad)}")
     return out[0] if one_layer else out
+
+
+class _WithoutTF32:
+    """Products of float32 numbers are float32 while any thread is inside; then as they were.
+
+    On a GPU that is no TF32, on a CPU no bfloat16 inside a product.
+    """
+
+    def __init__(self):
+        self.lock, self.inside, self.before = Lock(), 0, []
+
+    def __enter__(self):
+        from torch import backends as b
+
+        operations = (b.cuda.matmul, b.cudnn.conv, b.mkldnn.matmul, b.mkldnn.conv)
+        with self.lock:
+            if not self.inside:
+                self.before = [(operation, operation.fp32_precision) for operation in operations]
+                for operation in operations:
+                    operation.fp32_precision = "ieee"
+            self.inside += 1
+
+    def __exit__(self, *error):
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                for operation, precision in self.before:
+                    operation.fp32_precision = precision
+
+
+_without_tf32 = _WithoutTF32()
 
 
 def _pad_id(tokenizer, model) -> int:

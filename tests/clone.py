@@ -13,6 +13,7 @@ SETTINGS = (
     "MODELS",
     "CORPUS",
     "SET",
+    "SCHEDULER",
     "CALLER",
     "ZOO",
     "ZOO_PROFILE",

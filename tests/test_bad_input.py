@@ -151,6 +151,7 @@ for choice in (
     {"MODELS": "a+b=build/tiny/gpt2 y=build/tiny/gpt2"}, {"MODELS": "./nowhere build/tiny/gpt2"},
     {"MODELS": "build/tiny build/tiny/gpt2"}, {"MODELS": "'build/tiny/gpt2"},
     {"CORPUS": "nowhere.txt"}, {"CORPUS": "."}, {"CORPUS": "hub:a b"},
+    {"SCHEDULER": "local:0"}, {"SCHEDULER": "tcp://host"},
 ):  # fmt: skip
     ((key, value),) = choice.items()
     quoted = f'{key}="{value}"' if re.search(r"[ ']", value) else f"{key}={value}"

@@ -1,13 +1,15 @@
 """fit, Decomposition, pair_scores, group_scores, adjusted_r2, against scikit-learn and numpy."""
 
+import json
 import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.metrics import r2_score
 
 import lmd_utils as lmd
@@ -388,6 +390,44 @@ def test_h13_duplicate_and_constant_columns(rng, scale):
     assert (fitted.n, fitted.p, fitted.rank) == (500, 20, 12)
     expected = r2_score(y, fitted.predict({"x": x}), multioutput="variance_weighted")
     assert fitted.score(moments_of(x, y)) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.fixture(scope="module")
+def by_dimension():
+    """The function of 03_decomposition."""
+    cells = json.loads((ROOT / "notebooks" / "03_decomposition.ipynb").read_text())["cells"]
+    names = {"np": np, "pd": pd, "lmd": lmd}
+    exec("".join(next(c for c in cells if c["id"] == "dimensions")["source"]), names)
+    return names["by_dimension"]
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_s5_r2_of_each_dimension_is_that_of_its_own_residuals(by_dimension, rng, scale):
+    """Dimension 2 is noise: times 100, it takes the pooled R² with it, and no other's own."""
+    x, new_x = rng.normal(size=(400, 6)) + 1, rng.normal(size=(90, 6)) + 1
+    mixing = rng.normal(size=(6, 4)) * [1, 1, 0, 1]
+    y, new_y = (a @ mixing + 0.3 * rng.normal(size=(len(a), 4)) - 2 for a in (x, new_x))
+    y[:, 2], new_y[:, 2] = scale * y[:, 2], scale * new_y[:, 2]
+    fitted, scored = lmd.fit(moments_of(x, y), "y", ["x"], alpha=0), moments_of(new_x, new_y)
+    found = by_dimension(fitted, scored)
+    predicted = LinearRegression().fit(x, y).predict(new_x)
+    np.testing.assert_allclose(found["r2"], r2_score(new_y, predicted, multioutput="raw_values"))
+    np.testing.assert_allclose(found["variance"], new_y.var(axis=0))
+    pooled = 1 - found["error"].sum() / found["variance"].sum()
+    assert pooled == pytest.approx(fitted.score(scored), abs=1e-12)
+    assert found["r2"].drop(2).min() > 0.8 and abs(found["r2"][2]) < 0.2
+    if scale == 1:
+        assert pooled > 0.8 and found["r2"].mean() > 0.6
+    else:
+        assert pooled < 0.1 and found["r2"].mean() > 0.6
+
+
+def test_s5_a_dimension_that_does_not_vary_has_no_r2(by_dimension, rng):
+    x = rng.normal(size=(100, 3))
+    y = np.column_stack([x[:, 0], np.full(100, 7.0), x[:, 1]])
+    found = by_dimension(lmd.fit(moments_of(x, y), "y", ["x"]), moments_of(x, y))
+    assert found["r2"].isna().tolist() == [False, True, False]
+    assert found["r2"].mean() == pytest.approx(1, abs=1e-5)
 
 
 def test_h13_a_ridge_needs_no_full_rank(rng):

@@ -8,6 +8,8 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -537,6 +539,73 @@ def test_tokens_are_cut_inside_the_template(loaded):
     assert len(whole) > 6
     assert cut == whole[:5] + whole[-1:]
     assert lmd.tokenize([TEXTS[1]], tokenizer, 6)["attention_mask"] == [[1] * 6]
+
+
+PRECISIONS = [torch.backends.cuda.matmul, torch.backends.cudnn.conv]
+PRECISIONS += [torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv]
+
+
+@pytest.fixture
+def tf32():
+    """A caller who has allowed TF32 everywhere; and what must come back."""
+    before = [operation.fp32_precision for operation in PRECISIONS]
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
+    yield lambda: [operation.fp32_precision for operation in PRECISIONS]
+    torch.set_float32_matmul_precision("highest")
+    for operation, precision in zip(PRECISIONS, before, strict=True):
+        operation.fp32_precision = precision
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_s2_float32_products_are_float32_in_a_forward_pass_and_then_as_the_caller_had_them(
+    loaded, tf32, dtype
+):
+    allowed, during = tf32(), []
+    assert allowed[:2] == ["tf32", "tf32"]
+    pair = loaded("bert-base-uncased")
+    hook = pair[0].register_forward_hook(lambda *_: during.append(tf32()))
+    try:
+        embed(TEXTS[:3], pair, dtype=dtype, batch_size=1)
+        with pytest.raises(ValueError, match="not finite"), torch.no_grad():
+            weight = pair[0].embeddings.LayerNorm.weight
+            saved = weight.clone()
+            weight.fill_(float("nan"))
+            embed(TEXTS[:1], pair)
+    finally:
+        hook.remove()
+        with torch.no_grad():
+            weight.copy_(saved)
+    assert during == [["ieee"] * 4] * 4 and tf32() == allowed
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+def test_s2_two_callers_at_once_leave_the_setting_as_it_was(loaded, tf32):
+    """The first one to end must not give TF32 back to the other."""
+    allowed, during, inside = tf32(), [], threading.Barrier(2, timeout=60)
+    pairs = [loaded(name) for name in ("bert-base-uncased", "roberta-base")]
+    first, second = (pair[0] for pair in pairs)
+    ended = threading.Event()
+
+    def early(*_):
+        inside.wait()
+
+    def late(*_):
+        inside.wait()
+        assert ended.wait(60)
+        during.append(tf32())
+
+    hooks = [first.register_forward_hook(early), second.register_forward_hook(late)]
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            one, other = (pool.submit(embed, TEXTS[:1], pair) for pair in pairs)
+            one.result()
+            ended.set()
+            other.result()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert during == [["ieee"] * 4] and tf32() == allowed
 
 
 def test_s1_token_types_go_only_to_models_that_take_them(tiny_models, loaded):

@@ -153,6 +153,20 @@ def test_a_large_mean_costs_no_digits(rng):
         assert_moments(moments, x.astype(np.float64))
 
 
+def test_s2_tf32_changes_no_digit_of_the_moments(arrays):
+    import torch
+
+    exact = lmd.Moments.from_arrays(arrays)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        allowed = lmd.Moments.from_arrays(arrays)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert allowed.cov.dtype == np.float64
+    np.testing.assert_array_equal(allowed.cov, exact.cov)
+    np.testing.assert_array_equal(allowed.mean, exact.mean)
+
+
 def test_zarr_arrays_and_memory_maps(arrays, tmp_path):
     expected = lmd.Moments.from_arrays(arrays)
     stored = {}

@@ -142,7 +142,8 @@ def test_the_readme_shows_the_two_commands():
 
 def test_the_tables_of_the_readme_are_those_of_the_results():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme_results.block() in text and readme_results.bench_block() in text
+    for block in (readme_results.block, readme_results.bench_block, readme_results.scale_block):
+        assert block() in text, block.__name__
 
 
 def test_the_python_of_the_readme_runs(tiny_models):

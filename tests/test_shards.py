@@ -18,9 +18,7 @@ import lmd_utils as lmd
 NOTEBOOK = Path(__file__).resolve().parent.parent / "notebooks" / "02_embeddings.ipynb"
 T = 8
 ROWS = 10
-CELLS = (
-    "setup parameters derived load record done report embed-pass write networks embed-all embed-run"
-)
+CELLS = "setup parameters derived load record done report embed-pass write networks"
 PARAMETERS = f"""
 profile, lengths, batch_size, device = "shards", [{T}], 3, "cpu"
 models = [
@@ -48,7 +46,7 @@ def make(root, **replaced):
     names = run(root, "networks")
     names |= {"SHARD": 4} | {k: f(names) for k, f in replaced.items()}
     cells = {c["id"]: "".join(c["source"]) for c in json.loads(NOTEBOOK.read_text())["cells"]}
-    for name in ("embed-all", "embed-run"):
+    for name in ("embed-all", "embed-where", "embed-run"):
         exec(cells[name], names)
     return names, names["tasks"]
 

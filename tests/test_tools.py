@@ -32,12 +32,21 @@ import lmd_utils as lmd
 
 PROFILE = yaml.safe_load((ROOT / "notebooks/profiles/course.yaml").read_text())
 CORPUS = [k for k in list(PROFILE)[: list(PROFILE).index("models")]]
-OTHERS = ["pooling", "dtype", "batch_size", "device", "allow_bin", "trust_remote_code", "seed"]
+OTHERS = [
+    "pooling",
+    "dtype",
+    "batch_size",
+    "device",
+    "scheduler",
+    "allow_bin",
+    "trust_remote_code",
+    "seed",
+]
 DECLARED = {
     "00_overview": [],
     "01_corpus": CORPUS,
     "02_embeddings": ["lengths", "models", "sequences", *OTHERS],
-    "03_decomposition": ["lengths", "pooling", "alpha"],
+    "03_decomposition": ["lengths", "pooling", "scheduler", "alpha"],
     "04_figures": ["lengths"],
 }
 
@@ -102,6 +111,7 @@ def test_profile_gives_each_notebook_its_own_parameters(repository):
         "profile": "smoke",
         "lengths": [8, 16],
         "pooling": "mean",
+        "scheduler": "",
         "alpha": 1e-6,
     }
     assert list(notebooks["02_embeddings"])[:3] == ["profile", "lengths", "models"]
@@ -308,6 +318,7 @@ def test_parameter_files_change_only_with_what_the_notebook_uses(repository):
         "profile": "custom",
         "lengths": PROFILE["lengths"],
         "pooling": "mean",
+        "scheduler": "",
         "alpha": 0.5,
     }
 

@@ -1,10 +1,11 @@
 """Time and memory of the decomposition and of embedding, beside other ways to the same numbers.
 
-    python tools/bench.py full|small [folder with sentence-transformers]   # make bench
+    python tools/bench.py full|small [folder with sentence-transformers [part ...]]   # make bench
 
-Writes data/results/bench/{solver,memory,embedding}.csv and figures/bench/bench.{pdf,png}; with
-`small`, which is for trying the script, the folders are named bench-small.  Each part runs in a
-process of its own.  Seconds are those of the clock, or with OMP_NUM_THREADS=1 those of the
+Parts are solver, memory, embedding, bfloat16 and scale, each a table of data/results/bench; all of
+them when none is named.  The first also draws figures/bench/bench.{pdf,png}, the last measures
+nothing: it works out the paper's run from the tables of the others.  With `small`, which is for
+trying the script, the folders are named bench-small.  What measures runs in a process of its own.  Seconds are those of the clock, or with OMP_NUM_THREADS=1 those of the
 processor, which other work on the machine moves less; the tables say which.  Compared are:
 
 ours       Moments of all models, pair_scores and group_scores on held-out rows
@@ -40,6 +41,7 @@ import lmd_utils as lmd
 
 ALPHA = 1.0e-6
 RUNS = 3
+BFLOAT16 = "lmd.embed, bfloat16"
 SIZES = {
     # (sweep, models, dimensions of each, train rows); a tenth as many rows are held out
     "full": [("size", 12, 768, 20_000)]
@@ -51,6 +53,16 @@ SIZES = {
 }
 STREAMS = {"full": (12, 768, (20_000, 128_000)), "small": (3, 32, (500, 2_000))}
 TEXTS = {"full": 512, "small": 16}
+LENGTHS = (16, 32, 64, 128)  # T of the texts, as many of each
+# folder under build/models: texts of it for each of a smaller one, blocks, dimensions
+EMBEDDERS = {"all-MiniLM-L6-v2": (1, 6, 384), "all-mpnet-base-v2": (4, 12, 768)}
+# for bfloat16: T, the first models of data/zoo, most train and test rows
+HALVES = {"full": (32, 12, 3_000, 400), "small": (16, 2, 150, 50)}
+PAPER_LENGTHS, PAPER_ROWS = (16, 32, 64, 128, 256, 512), 128_000 + 2 * 12_800
+# blocks of the paper's twelve models, 768 dimensions each (ALBERT computes its one block twelve times)
+PAPER_BLOCKS = (
+    {"longformer": 12} | {f"base-{i}": 12 for i in range(8)} | {f"distil-{i}": 6 for i in range(3)}
+)
 ONE = os.environ.get("OMP_NUM_THREADS") == "1"
 clock = time.process_time if ONE else time.perf_counter
 
@@ -210,21 +222,30 @@ def memory(size, n):
 
 
 def embedding(size):
-    """lmd.embed and sentence-transformers' encode on the same model, texts and batch size, in turn."""
+    """Every embedder that is there: MiniLM, and MPNet where set-up has fetched it."""
+    return [
+        row
+        for name, (share, *_) in EMBEDDERS.items()
+        if (lmd.ROOT / "build" / "models" / name / ".complete").exists()
+        for row in embedder(lmd.ROOT / "build" / "models" / name, TEXTS[size] // share)
+    ]
+
+
+def embedder(folder, count):
+    """lmd.embed, in float32 and bfloat16, and sentence-transformers' encode: same texts and batch size, in turn."""
     from sentence_transformers import SentenceTransformer
 
-    folder = lmd.ROOT / "build" / "models" / "all-MiniLM-L6-v2"
-    texts = [t for T in (16, 32, 64, 128) for t in texts_of(T)[: TEXTS[size] // 4]]
+    texts = [t for T in LENGTHS for t in texts_of(T)[: count // len(LENGTHS)]]
     texts = [texts[i] for i in np.random.default_rng(0).permutation(len(texts))]
     model, tokenizer = lmd.load_model(folder), lmd.load_tokenizer(folder)
     theirs = SentenceTransformer(str(folder), device="cpu")
+    options = {"tokenizer": tokenizer, "max_length": 512, "batch_size": 32, "progress": False}
     ways = {
-        "lmd.embed": lambda: lmd.embed(
-            texts, model, tokenizer=tokenizer, max_length=512, batch_size=32, progress=False
-        ),
+        "lmd.embed": lambda: lmd.embed(texts, model, **options),
         "sentence-transformers": lambda: theirs.encode(
             texts, batch_size=32, show_progress_bar=False
         ),
+        BFLOAT16: lambda: lmd.embed(texts, model, dtype="bfloat16", **options),
     }
     first = [way() for way in ways.values()]
     difference, table = float(np.abs(first[0] - first[1]).max()), []
@@ -239,8 +260,114 @@ def embedding(size):
                 {"model": folder.name, "run": run, "method": method, "texts": len(texts)}
                 | {"batch_size": 32, "seconds": taken, "texts_per_second": len(texts) / taken}
                 | {"largest_difference": difference, "load": os.getloadavg()[0]}
+                | {"bfloat16_units": bfloat16_units()}
             )
     return table
+
+
+def bfloat16_units():
+    """Whether the processor multiplies bfloat16 numbers itself (AVX512-BF16 or AMX)."""
+    path = Path("/proc/cpuinfo")
+    flags = path.read_text().split() if path.exists() else []
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def bfloat16(size):
+    """Test R² of every pair and group fit on vectors made in float32 and in bfloat16."""
+    T, count, n_train, n_test = HALVES[size]
+    names = list(json.loads((lmd.ROOT / "data/zoo/MANIFEST.json").read_text())["models"])[:count]
+    frame = lmd.load_sequences(lmd.sequences_path("course", T))[0]
+    of = frame.groupby("split")["text"]
+    texts = [*of.get_group("train")[:n_train], *of.get_group("test")[:n_test]]
+    n_train = min(n_train, (frame["split"] == "train").sum())
+    minilm = lmd.ROOT / "build" / "models" / "all-MiniLM-L6-v2"
+    scores, options = {}, {"max_length": None, "batch_size": 128, "progress": False}
+    for dtype in ("float32", "bfloat16"):
+        zoo = {
+            k: lmd.embed(texts, lmd.ROOT / "data/zoo" / k, dtype=dtype, **options) for k in names
+        }
+        layers = lmd.embed(texts, minilm, layer=[2, 4, 6], dtype=dtype, **options)
+        sets = {"zoo": zoo, "MiniLM": {f"layer{k}": v for k, v in zip((2, 4, 6), layers)}}
+        for of, vectors in sets.items():
+            parts = slice(n_train), slice(n_train, None)
+            found = ours(*({k: v[part] for k, v in vectors.items()} for part in parts))
+            for fit, r2 in found.items():
+                scores.setdefault((of, *fit), {})[f"r2_{dtype}"] = r2
+    return [
+        {"models": of, "T": T, "n": int(n_train), "kind": "pair" if basis else "group"}
+        | {"basis": basis or "all others", "target": target}
+        | r2
+        | {"difference": r2["r2_bfloat16"] - r2["r2_float32"]}
+        for (of, basis, target), r2 in scores.items()
+    ]
+
+
+# --- what a large run takes ---------------------------------------------------------------------
+
+
+def forward(blocks, dim, tokens):
+    """Operations of one text of so many tokens: 2 for each weight of a block, 12 dim² of them, and
+    token; and 4 dim for each pair of tokens, in the two products of attention."""
+    return blocks * (24 * dim**2 * tokens + 4 * dim * tokens**2)
+
+
+def tokens_of(T, model=""):
+    """Tokens that a model computes on for a text of T: two special ones more, 512 at most; Longformer
+    fills its window of 512."""
+    return 512 if model == "longformer" else min(T + 2, 512)
+
+
+def scale(solver, memory, embedding):
+    """Work, hours, disk and memory of the paper's run and of a hundred models, at the rates measured."""
+    wide = embedding[embedding["method"] == "lmd.embed"]
+    wide = wide[wide["model"] == max(wide["model"].unique(), key=lambda m: EMBEDDERS[m][2])]
+    _, blocks, dim = EMBEDDERS[wide["model"].iloc[0]]
+    per_text = np.mean([forward(blocks, dim, tokens_of(T)) for T in LENGTHS])
+    speed = [
+        t["cores"].iloc[0] if t["clock"].iloc[0].startswith("processor") else 1
+        for t in (wide, solver)
+    ]
+    rate = per_text * wide["texts_per_second"].median() * speed[0]
+    size = solver[solver["sweep"] == "size"]
+    seconds = size.pivot(index="run", columns="method", values="seconds")
+    over_floor = median(seconds["ours"] / seconds["floor"])
+    rate64 = 1e9 * size["gflops_float64"].median() * speed[1]
+    streamed = memory.sort_values("n").iloc[-1]
+    squares = streamed["peak_gib"] / streamed["square_gib"] + 1  # a third split
+
+    settings = {
+        "the paper": PAPER_BLOCKS,
+        "a hundred models": {f"base-{i}": 12 for i in range(100)},
+    }
+    rows = []
+    for name, models in settings.items():
+        K, D = len(models), 768 * len(models)
+        work = PAPER_ROWS * sum(
+            forward(blocks, 768, tokens_of(T, model))
+            for model, blocks in models.items()
+            for T in PAPER_LENGTHS
+        )
+        fits = len(PAPER_LENGTHS) * (PAPER_ROWS * D**2 + D**3)
+        rows.append(
+            {
+                "run": name,
+                "models": K,
+                "D": D,
+                "sequences": PAPER_ROWS,
+                "lengths": len(PAPER_LENGTHS),
+            }
+            | {
+                "embed_pflop": work / 1e15,
+                "gflops_float32": rate / 1e9,
+                "rate_of": wide["model"].iloc[0],
+            }
+            | {"embed_hours": work / rate / 3600, "disk_gb": PAPER_ROWS * D * 4 * 6 / 1e9}
+            | {"fit_pflop": fits / 1e15, "gflops_float64": rate64 / 1e9, "over_floor": over_floor}
+            | {"fit_hours": over_floor * fits / rate64 / 3600}
+            | {"square_gib": D**2 / 2**27, "squares": squares, "memory_gib": squares * D**2 / 2**27}
+            | {k: wide[k].iloc[0] for k in ("date", "processor", "cores")}
+        )
+    return pd.DataFrame(rows)
 
 
 def texts_of(T):
@@ -302,34 +429,74 @@ def part(name, size, packages=None, *more):
     return pd.DataFrame(json.loads(done.stdout.splitlines()[-1])).assign(**machine())
 
 
-def main(size, packages=None):
+def main(size, packages=None, *only):
     if size not in SIZES:
         sys.exit(f"bench: SIZE is one of {', '.join(SIZES)}, not {size!r}")
-    run = "bench" if size == "full" else f"bench-{size}"
-    tables = {"solver": part("solver", size)}
-    tables["memory"] = pd.concat([part("memory", size, None, n) for n in STREAMS[size][2]])
-    if packages:
+    if unknown := set(only) - set(PARTS):
+        sys.exit(f"bench: no part {min(unknown)!r}; parts are {', '.join(PARTS)}")
+    run, only = "bench" if size == "full" else f"bench-{size}", only or PARTS
+    tables = {name: part(name, size) for name in ("solver", "bfloat16") if name in only}
+    if "memory" in only:
+        tables["memory"] = pd.concat([part("memory", size, None, n) for n in STREAMS[size][2]])
+    if packages and "embedding" in only:
         tables["embedding"] = part("embedding", size, packages)
         tables["embedding"]["sentence_transformers"] = next(
             p.name.split("-")[1].removesuffix(".dist")
             for p in Path(packages).glob("sentence_transformers-*.dist-info")
         )
-    drawn = figure(tables["solver"])
     for name, table in tables.items():
         lmd.write_results(run, name, table)
-    lmd.save_figure(drawn, run, "bench")
-    whole = tables["solver"][tables["solver"]["sweep"] == "size"]
+    if "scale" in only and packages:
+        measured = (lmd.read_results(run, name) for name in ("solver", "memory", "embedding"))
+        tables["scale"] = scale(*measured)
+        lmd.write_results(run, "scale", tables["scale"])
+    for name, table in tables.items():
+        print(f"\n{name}")
+        REPORTS[name](table)
+    if "solver" in tables:
+        lmd.save_figure(figure(tables["solver"]), run, "bench")
+
+
+def report_solver(table):
+    whole = table[table["sweep"] == "size"]
     seconds = whole.pivot(index="run", columns="method", values="seconds")
     print(seconds.describe().loc[["min", "50%", "max"]].round(2).to_string())
     for name in ("authors", "ridge"):
         print(f"{name} / ours: {median(seconds[name] / seconds['ours']):.1f}")
     print(f"ours / floor: {median(seconds['ours'] / seconds['floor']):.2f}")
-    print(
-        tables["memory"][["n", "peak_gib", "square_gib", "seconds"]].round(2).to_string(index=False)
-    )
-    if packages:
-        speed = tables["embedding"].pivot(index="run", columns="method", values="texts_per_second")
-        print(speed.round(1).to_string())
+
+
+def report_memory(table):
+    print(table[["n", "peak_gib", "square_gib", "seconds"]].round(2).to_string(index=False))
+
+
+def report_embedding(table):
+    speed = table.pivot(index=["model", "run"], columns="method", values="texts_per_second")
+    print(speed.round(1).to_string())
+
+
+def report_bfloat16(table):
+    apart = table.assign(difference=table["difference"].abs())
+    apart = apart.groupby(["models", "kind"])["difference"].agg(["max", "mean"])
+    print(apart.map("{:.1e}".format).to_string())
+
+
+def report_scale(table):
+    shown = [
+        "run",
+        "embed_pflop",
+        "embed_hours",
+        "disk_gb",
+        "fit_hours",
+        "square_gib",
+        "memory_gib",
+    ]
+    print(table[shown].round(1).to_string(index=False))
+
+
+REPORTS = {"solver": report_solver, "memory": report_memory, "embedding": report_embedding}
+REPORTS |= {"bfloat16": report_bfloat16, "scale": report_scale}
+PARTS = tuple(REPORTS)
 
 
 if __name__ == "__main__":

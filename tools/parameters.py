@@ -4,14 +4,16 @@
     python tools/parameters.py preflight [NOTEBOOK]  # what the hub must deliver and how much space it takes
     python tools/parameters.py zoo FOLDER            # FOLDER/params/A1_MODEL.yaml, one per model of the zoo
 
-NOTEBOOK: only what this one needs. The first two read PROFILE, RUN, MODELS, CORPUS and SET, as
-`make` exports them:
+NOTEBOOK: only what this one needs. The first two read PROFILE, RUN, MODELS, CORPUS, SET and
+SCHEDULER, as `make` exports them:
 
     PROFILE  name of a file in notebooks/profiles (without .yaml)
     RUN      name of the run: the folder under build/, data/results/ and figures/
     MODELS   "id-or-folder name=folder ...", instead of the profile's models
     CORPUS   a .txt, .jsonl or .parquet file, or hub:ID, instead of the profile's corpus
     SET      "key=value ...", values as in YAML
+    SCHEDULER  where shards and moments are made; checked here and handed on by run_notebook.py, so
+               that it makes no parameter file new: the results are the same
 
 The third reads ZOO_PROFILE, whose documents are read, and ZOO_SET, like SET, for A1_pretrain_zoo.
 
@@ -29,8 +31,10 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import yaml
 from get_checkpoints import listed, verify, verify_files
@@ -211,6 +215,32 @@ def check_models(where, models):
         )
 
 
+def check_scheduler(where, value):
+    try:
+        url = urlsplit(value)
+        cluster = url.scheme == "tcp" and url.hostname and url.port and not (url.path or url.query)
+    except ValueError:  # a port that is no port
+        cluster = False
+    if not cluster and not re.fullmatch(r"local:[1-9]\d?", value):
+        raise ValueError(
+            f"{where}: {value!r} is not local:N, N from 1 to 99 processes here, or tcp://host:port, "
+            "where a Dask scheduler listens"
+        )
+
+
+def answers(value, seconds=5):
+    """Raise ValueError unless something listens at the address of a scheduler."""
+    if value.startswith("tcp:"):
+        try:
+            url = urlsplit(value)
+            socket.create_connection((url.hostname, url.port), seconds).close()
+        except OSError as error:
+            raise ValueError(
+                f"SCHEDULER: nobody listens at {value} ({error.strerror or error}); "
+                "start `dask scheduler` there, or leave SCHEDULER empty"
+            ) from None
+
+
 def check(where, values, literals):
     """Raise ValueError, naming `where`, for the first value, or pair of values, that no notebook could use."""
     for key, value in values.items():
@@ -234,6 +264,8 @@ def check(where, values, literals):
             raise ValueError(
                 f"{here}: {value!r} is not cpu, cuda or cuda:N; leave it empty for any"
             )
+        if key == "scheduler" and value:
+            check_scheduler(here, value)
         if key == "corpus" and not (
             value == "gensim-enwiki" or value.startswith("hub:") or value.endswith(CORPUS_FILES)
         ):
@@ -367,15 +399,16 @@ def parse_set(text, variable="SET"):
 
 
 def read(environment):
-    """(run, {notebook: parameters}, all parameters) of PROFILE, RUN, MODELS, CORPUS and SET."""
-    given = {
-        k: environment.get(k, "").strip() for k in ("PROFILE", "RUN", "MODELS", "CORPUS", "SET")
-    }
+    """(run, {notebook: parameters}, all parameters) of what `make` exports."""
+    keys = ("PROFILE", "RUN", "MODELS", "CORPUS", "SET", "SCHEDULER")
+    given = {k: environment.get(k, "").strip() for k in keys}
     callers = [Path(p) for p in (environment.get("CALLER"), ROOT) if p]
     notebooks, literals = all_declared()
     profile = given["PROFILE"] or literals["profile"]
     values = load_profile(profile)
     check(f"profile {profile}", values, literals)
+    if given["SCHEDULER"]:
+        check_scheduler("SCHEDULER", given["SCHEDULER"])
 
     overrides = {}
     if given["MODELS"]:
@@ -735,6 +768,8 @@ def main():
             used = notebooks[rest[0]]
         if command == "write":
             check_sources(used)
+            if "scheduler" in used:
+                answers(os.environ.get("SCHEDULER", "").strip() or used["scheduler"])
             write(run, notebooks, values)
         elif any(hub_sources(used)):
             print(*needs(values), sep="\n", flush=True)

@@ -15,6 +15,8 @@ import pandas as pd
 ROOT = Path(__file__).resolve().parent.parent
 START, END = "<!-- results: from data/results -->", "<!-- end of results -->"
 BENCH_START, BENCH_END = "<!-- bench: from data/results/bench -->", "<!-- end of bench -->"
+SCALE_START, SCALE_END = "<!-- scale: from data/results/bench -->", "<!-- end of scale -->"
+BFLOAT16 = "lmd.embed, bfloat16"  # as tools/bench.py calls it
 T = 128  # of the tables by model
 YARDSTICKS = {
     ("bert-seed", "bert"): "another seed",
@@ -139,22 +141,94 @@ def solver_text(solver: pd.DataFrame) -> str:
     )
 
 
+def embedding_text(embedding: pd.DataFrame) -> str:
+    """Texts a second, per model; ratios are medians of those within a run."""
+    said = []
+    for model, runs in embedding.groupby("model", sort=False):
+        speed = runs.pivot(index="run", columns="method", values="texts_per_second")
+        rate = {method: f"{value:.0f}" for method, value in speed.median().items()}
+        said.append(
+            f"Embedding with {model}, same texts and batch size: {rate['lmd.embed']} texts a second, "
+            f"sentence-transformers' `encode` {rate['sentence-transformers']}"
+        )
+        if BFLOAT16 in speed:
+            ratio = (speed[BFLOAT16] / speed["lmd.embed"]).median()
+            units = "has" if runs["bfloat16_units"].iloc[0] else "does not have"
+            said[-1] += (
+                f'; with `dtype="bfloat16"`, {ratio:.2f} times the float32 rate, on a processor that {units} '
+                "instructions for it"
+            )
+    return ". ".join(said) + "."
+
+
+def bfloat16_text() -> str:
+    """How far R² is from that of float32 vectors, where it was measured."""
+    try:
+        change = read("bench", "bfloat16")
+    except FileNotFoundError:
+        return ""
+    change = change.assign(difference=change["difference"].abs())
+    said = [
+        f"{len(rows)} {kind} fits of {models} {rows['difference'].max():.1e} at most and "
+        f"{rows['difference'].mean():.1e} on average"
+        for (models, kind), rows in change.groupby(["models", "kind"])
+    ]
+    return f" Test R² on vectors made in bfloat16 differs: {'; '.join(said)} (T = {change['T'].iloc[0]})."
+
+
+def scale_block() -> str:
+    """What the paper's run and a hundred models take, as tools/bench.py works it out."""
+    try:
+        table = read("bench", "scale")
+    except FileNotFoundError:
+        return "\n\n".join([SCALE_START, "Not measured on this tree yet.", SCALE_END])
+    first, columns = table.iloc[0], table.set_index("run")
+    shown = pd.DataFrame(
+        {
+            "models": columns["models"].map("{:,}".format),
+            "D": columns["D"].map("{:,}".format),
+            "embedding": columns["embed_pflop"].map("{:,.0f} PFLOP".format),
+            "hours": columns["embed_hours"].map("{:,.0f}".format),
+            "disk": columns["disk_gb"].map("{:,.0f} GB".format),
+            "fits": columns["fit_pflop"].map("{:,.1f} PFLOP".format),
+            "hours of fits": columns["fit_hours"].map("{:,.1f}".format),
+            "a D x D matrix": columns["square_gib"].map("{:,.1f} GiB".format),
+            "memory": columns["memory_gib"].map("{:,.0f} GiB".format),
+        }
+    )
+    return "\n\n".join(
+        [
+            SCALE_START,
+            f"Of {first['sequences']:,} sequences, each at {first['lengths']} lengths up to T = 512, on one machine like the "
+            f"one that was measured ({first['cores']} cores of {first['processor']}, {first['date']}):",
+            markdown(shown, "run"),
+            f"Estimated so: a text of t tokens costs a block of d dimensions 24 d² t + 4 d t² operations, two for each of "
+            f"its 12 d² weights and token, and attention; t is T + 2, at most 512, and 512 for Longformer, which fills its "
+            f"window; what DeBERTa and XLNet add for positions is left out, and a hundred models are BERT's size. They run "
+            f"at {first['gflops_float32']:.0f} GFLOP/s, which is what `lmd.embed` reached with {first['rate_of']} in "
+            f"`make bench`. A length's fits are ND² + D³ operations, taken {first['over_floor']:.2f} times at "
+            f"{first['gflops_float64']:.0f} GFLOP/s, as measured for twelve models; their memory is {first['squares']:.1f} "
+            f"matrices of D x D, the measured peak and one more for the third split. Hours fall with the number of such "
+            f"machines that compute, memory of the fits does not.",
+            SCALE_END,
+        ]
+    )
+
+
 def bench_block() -> str:
     try:
         solver, memory, embedding = (read("bench", k) for k in ("solver", "memory", "embedding"))
     except FileNotFoundError:
         return "\n\n".join([BENCH_START, "Not measured on this tree yet.", BENCH_END])
     peaks = " and ".join(f"{m.peak_gib:.1f} GiB at n = {m.n:,}" for m in memory.itertuples())
-    speed = embedding.groupby("method")["texts_per_second"].median()
     where = solver.iloc[0]
     return "\n\n".join(
         [
             BENCH_START,
             solver_text(solver),
             f"Peak memory of the same, embeddings streaming from disk: {peaks}; one D x D matrix has "
-            f"{memory['square_gib'].iloc[0]:.2f} GiB. Embedding with {embedding['model'].iloc[0]}, same texts "
-            f"and batch size: {speed['lmd.embed']:.0f} texts a second, sentence-transformers' `encode` "
-            f"{speed['sentence-transformers']:.0f}.",
+            f"{memory['square_gib'].iloc[0]:.2f} GiB.",
+            embedding_text(embedding) + bfloat16_text(),
             f"Medians of {solver['run'].max() + 1} runs, ratios within a run, on {where['cores']} cores of "
             f"{where['processor']}, {where['date']}, clock: {where['clock']}, load {solver['load'].min():.1f} to "
             f"{solver['load'].max():.1f}; torch {where['torch']}, numpy {where['numpy']}, "
@@ -168,7 +242,8 @@ def main():
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
     new = text
-    for start, end, write in ((START, END, block), (BENCH_START, BENCH_END, bench_block)):
+    blocks = ((START, END, block), (BENCH_START, BENCH_END, bench_block))
+    for start, end, write in (*blocks, (SCALE_START, SCALE_END, scale_block)):
         between = re.compile(f"{start.split(' from ')[0]} from [^>]*-->.*?{end}", re.DOTALL)
         if len(between.findall(text)) != 1:
             sys.exit(f"README.md must hold the marks {start} and {end} once each")

@@ -103,6 +103,8 @@ def main():
     for name in values:
         if name not in literals:
             sys.exit(f"{notebook.name}: unknown parameter {name!r}{nearest(name, list(literals))}")
+    if "scheduler" in literals and (scheduler := os.environ.get("SCHEDULER", "").strip()):
+        values["scheduler"] = scheduler  # not of the parameter file: the results are the same
     signal.signal(signal.SIGTERM, stop)
     begin = time.time()
     print(f"{notebook.stem}{label} ...\n", end="", flush=True)  # one write: make -j mixes lines
