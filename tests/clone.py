@@ -17,6 +17,8 @@ SETTINGS = (
     "ZOO",
     "ZOO_PROFILE",
     "ZOO_SET",
+    "REPOSITORY",
+    "CHROMIUM",
     "MAKEFLAGS",
     "MFLAGS",
     "MAKELEVEL",
