@@ -1,5 +1,6 @@
 """10_your_models: two models and a text file, as the README says it, and what is refused."""
 
+import hashlib
 import json
 import re
 import shlex
@@ -114,3 +115,9 @@ def test_what_cannot_be_used_is_one_line(
     given = {"sources": ["gpt2", "bert-base-uncased"], "text_file": "one.txt"} | given
     with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
         run(copy, monkeypatch, tmp_path, **given)
+
+
+def test_the_text_is_the_one_that_is_listed():
+    listed = (ROOT / "data" / "DATASETS.md").read_text(encoding="utf-8")
+    file = ROOT / parameters.declared(NOTEBOOK)["text_file"]
+    assert hashlib.sha256(file.read_bytes()).hexdigest() in listed

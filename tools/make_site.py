@@ -58,7 +58,8 @@ class Renderer(IPythonRenderer):
         )
 
     def inline_math(self, body):
-        return latex2mathml.converter.convert(body.strip())
+        formula = latex2mathml.converter.convert(body.strip())
+        return f'<span class="long" tabindex="0">{formula}</span>' if len(body) > 60 else formula
 
     def latex_environment(self, name, body):
         return self.block_math(f"\\begin{{{name}}}{body}\\end{{{name}}}")
@@ -387,7 +388,7 @@ def html_table(name, caption, table):
         for label, row in zip(table.index, table.to_numpy())
     )
     return (
-        f"<h3>{html.escape(name)}</h3><table><caption>{html.escape(caption)}</caption>"
+        f"<h3>{html.escape(name)}</h3><table><caption><span>{html.escape(caption)}</span></caption>"
         f"<thead><tr>{cells}</tr></thead><tbody>{rows}</tbody></table>"
     )
 

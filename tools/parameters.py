@@ -185,8 +185,8 @@ def overview():
             yield f"  {name:<{width}}  {kind}, {default}"
             yield textwrap.fill(meaning, 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
     yield (
-        'Set those of 00 to 04 by a profile or SET="key=value", those of A1 by ZOO_SET, '
-        "those of others in the notebook."
+        f'A profile or SET="key=value" sets those of {", ".join(all_declared()[0])}; ZOO_SET those of '
+        f"{PRETRAIN}. Others are set in the notebook, or by papermill's -p."
     )
 
 
