@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+WAIT = 120_000  # milliseconds, for a busy machine
+MOST = 12_000  # pixels of a page that a picture shows
 WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
 PICTURES = """() => [...document.images].filter(i => { i.loading = "eager"; return false; })"""
 LOADED = """async () => {
@@ -91,6 +93,7 @@ def main():
         options = ["--no-sandbox"] if hasattr(os, "getuid") and os.getuid() == 0 else []
         browser = play.chromium.launch(executable_path=chromium, args=options)
         page = browser.new_context().new_page()
+        page.set_default_timeout(WAIT)
         page.on("console", lambda m: words.append(f"console: {m.text}") if m.type == "error" else 0)
         page.on("pageerror", lambda error: words.append(f"console: {error}"))
         page.on("requestfailed", lambda r: words.append(f"request failed: {r.url}"))
@@ -105,8 +108,10 @@ def main():
                 found = dict.fromkeys(check(page, file, size, words))
                 faults += [f"{file.name}, {width}: {fault}" for fault in found]
                 if len(sys.argv) == 3:
-                    name = f"{file.stem}-{width}.png"
-                    page.screenshot(path=Path(sys.argv[2], name), full_page=True)
+                    height = min(page.evaluate("document.documentElement.scrollHeight"), MOST)
+                    path = Path(sys.argv[2], f"{file.stem}-{width}.png")
+                    area = {"x": 0, "y": 0, "width": size[0], "height": height}
+                    page.screenshot(path=path, full_page=True, clip=area)
         version = browser.version
         browser.close()
     print(*faults, sep="\n", end="\n" if faults else "")

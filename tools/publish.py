@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pandas as pd
-from parameters import ROOT, clean_name
+from parameters import ROOT, all_declared, clean_name
 
 import lmd_utils as lmd
 
@@ -283,9 +283,9 @@ def statement(run):
     notebooks = executed(run)
     if not notebooks:
         raise ValueError(f"build/{run}/notebooks is empty: run make reproduce first")
-    parameters = {}
-    for record in notebooks.values():
-        parameters |= record["parameters"]
+    of_the_run, parameters = all_declared()[0], {}
+    for name, record in notebooks.items():
+        parameters |= record["parameters"] if name in of_the_run else {}
     times = pd.DataFrame(
         [
             [name, r["start_time"][:19].replace("T", " "), f"{r['duration']:.0f}", r["python"]]
