@@ -56,9 +56,10 @@ DONE := $(BUILD)/notebooks
 RESULTS := data/results/$(RUN)
 RUN_NOTEBOOK = $(PY) tools/run_notebook.py $< $(BUILD)/params/$(@F:.ipynb=.yaml) $@
 STORY := 00_overview 01_corpus 02_embeddings 03_decomposition 04_figures
-# The appendices run with the default profile, beside the end of the story; so does the template for
-# models of one's own.
-APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(wildcard notebooks/10_*.ipynb notebooks/A[0-9]*.ipynb))))
+# The appendices run with the default profile, beside the end of the story; so do numbered notebooks
+# that take no name of a run (tools/parameters.py: appendices).
+NAMELESS := $(shell grep -L '"profile = ' notebooks/[0-9]*.ipynb 2>/dev/null)
+APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(NAMELESS) $(wildcard notebooks/A[0-9]*.ipynb))))
 TABLES := figures/$(RUN)/tables/all.tex
 SLOW := tests/test_notebooks.py tests/test_make.py
 # What a run writes, no other may write meanwhile (tools/lock.py): the folders of build/ that this call's

@@ -29,7 +29,8 @@ from parameters import ROOT, all_declared
 
 import lmd_utils as lmd
 
-PAGES = ("README.md", "figures/FIGURES.md", "data/DATASETS.md", "CHANGELOG.md", "CONTRIBUTING.md")
+PAGES = ("README.md", "notebooks/README.md", "figures/FIGURES.md", "data/DATASETS.md")
+PAGES += ("CHANGELOG.md", "CONTRIBUTING.md")  # those that are there
 ALTERNATIVE = re.compile(r"\*Alternative text:(?:\*[ \t]*(.+)|[ \t]*([^*]+)\*)")
 SAVED = re.compile(r'\bsave(?:_figure)?\([^"\n]*?,\s*f?"([^"]+)"\)')
 EXTERNAL = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
@@ -165,7 +166,7 @@ class Site:
         return None
 
     def finish(self, body, source, page):
-        """Links, pictures, tables and headings of a page's body; (html, [(level, id, text)])."""
+        """Links, pictures, tables and headings of a page's body; (html, [(level, id, text)], its soup)."""
         soup = BeautifulSoup(body, "html.parser")
         for picture in soup.find_all("img"):
             self.picture(picture, source, page)
@@ -194,7 +195,7 @@ class Site:
         for link in soup.find_all("a", href=re.compile("^#")):
             if link["href"][1:] not in ids and slug(link["href"][1:]) in ids:
                 link["href"] = "#" + slug(link["href"][1:])
-        return str(soup), headings
+        return str(soup), headings, soup
 
     def picture(self, picture, source, page):
         """A picture of a page: its file in the site, its size, lazily loaded."""
@@ -219,7 +220,7 @@ class Site:
 
     def write(self, name, title, body, around=(None, None), note="", source=""):
         """Write the page `name` with its navigation, and remember its words for the search."""
-        body, headings = self.finish(body, source or name, name.removesuffix(".html"))
+        body, headings, soup = self.finish(body, source or name, name.removesuffix(".html"))
         before, after = around
         links = [f'<a rel="prev" href="{before[0]}">← {before[1]}</a>' if before else ""]
         links += ['<a href="index.html">All pages</a>', '<a href="results.html">Results</a>']
@@ -250,11 +251,10 @@ class Site:
 </html>
 """
         (self.folder / name).write_text(text, encoding="utf-8")
-        self.remember(name, title, body)
+        self.remember(name, title, soup)
 
-    def remember(self, name, title, body):
-        """One entry of the search for each section: its text without code and pictures."""
-        soup = BeautifulSoup(body, "html.parser")
+    def remember(self, name, title, soup):
+        """One entry of the search for each section: its text without code and pictures; spends `soup`."""
         for tag in soup.find_all(["pre", "img", "annotation"]):
             tag.decompose()
         at, heading, words = "", title, []
