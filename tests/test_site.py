@@ -200,7 +200,7 @@ BLIND = {
     "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
     "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
 }  # fmt: skip
-LEAST = 10  # CIE 1976 distance; two colours side by side are told apart from about 2.3 on
+LEAST = 15  # CIE 1976 distance; two colours side by side are told apart from about 2.3 on
 TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
 

@@ -352,9 +352,7 @@ def write_statement(run):
 def captions(run):
     """(captions and alternative texts as Markdown, figures as LaTeX) of the figures that are there."""
     pages = [f"# Figures of the run `{run}`: captions and alternative texts"]
-    floats = [
-        "% Needs \\usepackage{graphicx}; alt= is read by LaTeX of 2025 and later with tagging.\n"
-    ]
+    floats = ["% Needs \\usepackage{graphicx}; alt= needs a graphicx that knows the key.\n"]
     for stem, fields in drawn(run):
         if not fields:
             raise ValueError(f"figures/{run}/{stem}.pdf is not listed in figures/FIGURES.md")
