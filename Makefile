@@ -8,6 +8,9 @@ SCHEDULER ?=
 ZOO_PROFILE ?= course
 ZOO_SET ?=
 SIZE ?= full
+AGAINST ?=
+REPOSITORY ?=
+CHROMIUM ?=
 VENV ?= .venv
 PYTHON ?= python3.11 python3.12 python3.13 python3 python
 
@@ -29,7 +32,7 @@ ZOO ?= build/zoo-custom/published
 endif
 
 CALLER := $(if $(LMD_HELD),$(CALLER),$(PWD))
-export PROFILE RUN MODELS CORPUS SET SCHEDULER CALLER ZOO_PROFILE ZOO_SET
+export PROFILE RUN MODELS CORPUS SET SCHEDULER CALLER ZOO_PROFILE ZOO_SET REPOSITORY CHROMIUM
 export PYTHONPATH := $(CURDIR)
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .SUFFIXES:
@@ -54,12 +57,15 @@ DONE := $(BUILD)/notebooks
 RESULTS := data/results/$(RUN)
 RUN_NOTEBOOK = $(PY) tools/run_notebook.py $< $(BUILD)/params/$(@F:.ipynb=.yaml) $@
 STORY := 00_overview 01_corpus 02_embeddings 03_decomposition 04_figures
-# The appendices run with the default profile, beside the end of the story.
-APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(wildcard notebooks/A[0-9]*.ipynb))))
+# The appendices run with the default profile, beside the end of the story; so do numbered notebooks
+# that take no name of a run (tools/parameters.py: appendices).
+NAMELESS := $(shell grep -L '"profile = ' notebooks/[0-9]*.ipynb 2>/dev/null)
+APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(NAMELESS) $(wildcard notebooks/A[0-9]*.ipynb))))
+TABLES := figures/$(RUN)/tables/all.tex
 SLOW := tests/test_make.py tests/test_notebooks.py
 # What a run writes, no other may write meanwhile (tools/lock.py): the folders of build/ that this call's
 # goals write. A dry run (-n) writes none.
-FREE := help setup test smoke lint format lab bench kills clean distclean $(READY) build/models/% build/tiny/%
+FREE := help setup test smoke lint format params lab bench kills clean distclean $(READY) build/models/% build/tiny/%
 ZOO_GOALS := zoo trained build/zoo/% build/zoo-custom/%
 LMD_GOALS := $(or $(MAKECMDGOALS),help)
 LOCKS := $(if $(filter-out $(FREE) $(ZOO_GOALS),$(LMD_GOALS)),$(RUN)) $(if $(filter $(ZOO_GOALS),$(LMD_GOALS)),$(notdir $(ZOO_BUILD)))
@@ -71,9 +77,9 @@ PARAMS := $(patsubst %,$(BUILD)/params/%.yaml,$(STORY) $(APPENDICES))
 
 ifeq ($(filter-out $(LMD_HELD),$(LOCKS)),)
 ##@ The two commands that a newcomer needs; both set up what they need
-.PHONY: help setup reproduce figures test smoke lint format html lab notebooks bench zoo kills clean distclean parameters
+.PHONY: help setup reproduce figures bundle verify test smoke lint format params html site-check lab notebooks bench zoo kills clean distclean parameters
 
-reproduce: $(patsubst %,$(DONE)/%.ipynb,$(STORY) $(APPENDICES)) $(RESULTS)/corpus.csv $(RESULTS)/scores.csv ## run every notebook that is out of date, with PROFILE=course or what you name
+reproduce: $(patsubst %,$(DONE)/%.ipynb,$(STORY) $(APPENDICES)) $(RESULTS)/corpus.csv $(RESULTS)/scores.csv $(TABLES) ## run every notebook that is out of date, with PROFILE=course or what you name
 	@echo "$(RUN): figures in figures/$(RUN), tables in $(RESULTS), executed notebooks in $(DONE)"
 
 # Two at a time, a file is never split, the longest first; one thread each, or BLAS waits for itself.
@@ -84,7 +90,7 @@ test: setup $(TINY) ## run all tests: unit, notebooks, the pipeline; two files a
 ##@ Other targets
 help: ## print this help
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {print "\n" substr($$0, 5)} \
-	  /^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	  /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "Choices, on the command line:"
 	@echo "  PROFILE=name          of notebooks/profiles: $(notdir $(basename $(sort $(wildcard notebooks/profiles/*.yaml))))"
@@ -94,11 +100,19 @@ help: ## print this help
 	@echo "  ZOO=folder            where make zoo puts the models (else: data/zoo); ZOO_SET=\"key=value\"  parameters of its"
 	@echo "                        notebook; ZOO_PROFILE=name  whose text (with either of these, else: build/zoo-custom)"
 	@echo "  SIZE=small            make bench in seconds, into data/results/bench-small"
+	@echo "  AGAINST=run           what make verify compares with (else: what is committed)"
+	@echo "  REPOSITORY=owner/name on GitHub: make html links to Binder and Colab; CHROMIUM=path  for make site-check"
 	@echo "  VENV=folder           the Python environment (else: .venv); PYTHON=python3.11  what makes it"
 
 setup: $(READY) $(MINILM) ## make the Python environment and fetch the checkpoint whose vocabulary defines T
 
-figures: $(DONE)/04_figures.ipynb ## only the figures, and what they need
+figures: $(DONE)/04_figures.ipynb $(TABLES) ## only the figures and LaTeX tables, and what they need
+
+bundle: reproduce ## figures, LaTeX tables, captions and a statement of how they were made, in one archive
+	@$(PY) tools/publish.py bundle $(RUN)
+
+verify: reproduce ## compare a run with the committed results (or AGAINST=run) and the published ones
+	@$(PY) tools/verify.py $(RUN) $(AGAINST)
 
 smoke: ## the whole pipeline on three tiny models, in seconds
 	@$(MAKE) reproduce PROFILE=smoke RUN=smoke MODELS= CORPUS= SET=
@@ -111,12 +125,18 @@ lint: $(READY) ## ruff over modules and notebooks, and the hygiene of notebooks
 format: $(READY) ## format modules and notebooks
 	$(PY) -m ruff format .
 
-html: reproduce ## the executed notebooks as pages, in build/RUN/html
-	@$(PY) -m nbconvert --to html --output-dir $(BUILD)/html --log-level ERROR \
-	  --TagRemovePreprocessor.enabled=True --TagRemovePreprocessor.remove_cell_tags=injected-parameters $(DONE)/*.ipynb
-	@sed -i.bak -e 's#href="\([0-9A][0-9]_[a-z_]*\)\.ipynb"#href="\1.html"#g' -e 's#href="\.\./#href="../../../#g' $(BUILD)/html/*.html
-	@rm -f $(BUILD)/html/*.bak
-	@echo "pages in $(BUILD)/html"
+params: $(READY) ## every parameter of every notebook, with type, default and meaning
+	@$(PY) tools/parameters.py list
+
+html: reproduce ## a site of all notebooks and results, to read offline, in build/RUN/html
+	@$(PY) tools/make_site.py $(RUN) $(BUILD)/html
+	@$(PY) tools/check_site.py $(BUILD)/html
+
+# The driver of the browser stays out of the environment; Chromium is the system's.
+site-check: html ## the site in headless Chromium, desktop and phone, with pictures in build/RUN/screens
+	@mkdir -p $(BUILD)/screens
+	@$(PY) -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target build/packages/site -r requirements-site.txt
+	@PYTHONPATH=$(CURDIR):$(CURDIR)/build/packages/site $(PY) tools/browse_site.py $(BUILD)/html $(BUILD)/screens
 
 lab: $(READY) $(INPUTS) ## open JupyterLab on the notebooks
 	$(PY) -m jupyterlab notebooks
@@ -208,6 +228,9 @@ $(DONE)/02_embeddings.ipynb: $(BUILD)/sequences.cksum
 $(DONE)/03_decomposition.ipynb: $(DONE)/02_embeddings.ipynb notebooks/lmd.mplstyle
 $(DONE)/04_figures.ipynb: notebooks/lmd.mplstyle $(wildcard data/published/*.csv) \
 	$(RESULTS)/models.csv $(RESULTS)/scores.csv
+
+$(TABLES): $(DONE)/04_figures.ipynb $(RESULTS)/models.csv $(RESULTS)/scores.csv tools/publish.py
+	@$(PY) tools/publish.py tables $(RUN)
 
 # An appendix runs beside 04, and so on one thread.
 $(APPENDICES:%=$(DONE)/%.ipynb): $(DONE)/%.ipynb: notebooks/%.ipynb $(BUILD)/params/%.yaml lmd_utils.py \

@@ -18,6 +18,8 @@ SETTINGS = (
     "ZOO",
     "ZOO_PROFILE",
     "ZOO_SET",
+    "REPOSITORY",
+    "CHROMIUM",
     "MAKEFLAGS",
     "MFLAGS",
     "MAKELEVEL",

@@ -140,6 +140,25 @@ def test_the_tree_stays_clean(smoke):
     assert changes(smoke) == ""
 
 
+def test_a_run_is_published_and_verified(smoke):
+    """The site, the archive, and the comparison of the run with another one."""
+    for goal, file in (("html", "html/results.html"), ("bundle", "lmd-smoke.zip")):
+        status, lines = make(smoke, goal, PROFILE="smoke")
+        assert status == 0 and begun(lines) == [], "\n".join(lines)
+        assert (smoke / "build/smoke" / file).is_file()
+    shutil.copytree(smoke / "data/results/smoke", smoke / "data/results/before")
+    assert make(smoke, "verify", PROFILE="smoke", AGAINST="before")[0] == 0
+    table = pd.read_csv(smoke / "data/results/before/scores.csv")
+    table.loc[0, "r2"] += 0.001
+    table.to_csv(smoke / "data/results/before/scores.csv", index=False)
+    status, lines = make(smoke, "verify", PROFILE="smoke", AGAINST="before")
+    assert status != 0 and any("verify: 1 values of smoke are not as" in line for line in lines)
+    shutil.rmtree(smoke / "data/results/before")
+    status, lines = make(smoke, "verify", PROFILE="smoke")
+    assert status != 0 and any("no table of smoke is committed" in line for line in lines)
+    assert changes(smoke) == ""
+
+
 def test_a_second_run_does_nothing(smoke):
     files = {
         p: p.stat().st_mtime_ns

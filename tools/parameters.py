@@ -3,6 +3,7 @@
     python tools/parameters.py write [NOTEBOOK]      # build/RUN/params/NOTEBOOK.yaml, each only when it changes
     python tools/parameters.py preflight [NOTEBOOK]  # what the hub must deliver and how much space it takes
     python tools/parameters.py zoo FOLDER            # FOLDER/params/A1_MODEL.yaml, one per model of the zoo
+    python tools/parameters.py list                  # every parameter of every notebook, with its meaning
 
 NOTEBOOK: only what this one needs. The first two read PROFILE, RUN, MODELS, CORPUS, SET and
 SCHEDULER, as `make` exports them:
@@ -25,6 +26,7 @@ import ast
 import csv
 import difflib
 import hashlib
+import io
 import json
 import math
 import os
@@ -33,6 +35,8 @@ import shlex
 import shutil
 import socket
 import sys
+import textwrap
+import tokenize
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -90,6 +94,10 @@ WEIGHTS = {
 }
 
 
+WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"} | {
+    list: "a list",
+    dict: "a mapping",
+}
 HINTS = {
     "[Errno 28]": "; the disk is full: free space and run the same command again",
     "[Errno 30]": "; the folder cannot be written to",
@@ -106,12 +114,17 @@ def hint(reason):
 # --- what the notebooks declare ------------------------------------------------------------------
 
 
-def declared(notebook):
-    """{name: literal} of a notebook's parameters cell, in order; {} when it has none."""
+def parameters_code(notebook):
+    """The code of a notebook's cells with the tag parameters."""
     cells = json.loads(Path(notebook).read_text(encoding="utf-8"))["cells"]
     tagged = [c for c in cells if "parameters" in c["metadata"].get("tags", [])]
+    return "".join("".join(c["source"]) + "\n" for c in tagged)
+
+
+def declared(notebook):
+    """{name: literal} of a notebook's parameters cell, in order; {} when it has none."""
     literals = {}
-    for statement in ast.parse("".join("".join(c["source"]) + "\n" for c in tagged)).body:
+    for statement in ast.parse(parameters_code(notebook)).body:
         try:
             (target,) = statement.targets
             literals[target.id] = ast.literal_eval(statement.value)
@@ -123,17 +136,62 @@ def declared(notebook):
     return literals
 
 
+def described(notebook):
+    """[(name, type, default, meaning)] of a notebook's parameters, in words; the meaning is their comment."""
+    code, literals, found = parameters_code(notebook), declared(notebook), []
+    comments = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(code).readline)
+        if token.type == tokenize.COMMENT
+    }
+    for statement in ast.parse(code).body:
+        name = statement.targets[0].id
+        value = literals[name]
+        kind = WORDS[type(value)]
+        if isinstance(value, list) and value:
+            kind += f" of {len(value)}: {WORDS[type(value[0])]}"
+        shown = json.dumps(value, ensure_ascii=False)
+        lines = range(statement.lineno, statement.end_lineno + 1)
+        meaning = " ".join(comments[line] for line in lines if line in comments)
+        found.append((name, kind, textwrap.shorten(shown, 44, placeholder=" …"), meaning))
+    return found
+
+
+def numbered():
+    """{notebook stem: its literals} of the numbered notebooks."""
+    return {p.stem: declared(p) for p in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))}
+
+
 def appendices():
-    """{notebook stem: its literals} of the appendices: they run with the default profile, as they are."""
-    return {p.stem: declared(p) for p in sorted((ROOT / "notebooks").glob("A[0-9]*.ipynb"))}
+    """{notebook stem: its literals} of those that run with the default profile alone, and as they are.
+
+    The appendices, and numbered notebooks that take no name of a run.
+    """
+    own = {name: literals for name, literals in numbered().items() if "profile" not in literals}
+    return own | {p.stem: declared(p) for p in sorted((ROOT / "notebooks").glob("A[0-9]*.ipynb"))}
 
 
 def all_declared():
     """{notebook stem: its literals}, and the union of all literals: what a profile may set."""
-    notebooks = {p.stem: declared(p) for p in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))}
+    notebooks = {name: literals for name, literals in numbered().items() if "profile" in literals}
     if not notebooks:
         raise ValueError(f"no notebooks in {ROOT / 'notebooks'}")
     return notebooks, {k: v for literals in notebooks.values() for k, v in literals.items()}
+
+
+def overview():
+    """Lines that say what each notebook's parameters are."""
+    for path in sorted((ROOT / "notebooks").glob("[0-9A][0-9]*.ipynb")):
+        yield path.stem
+        rows = described(path)
+        width = max((len(row[0]) for row in rows), default=0)
+        for name, kind, default, meaning in rows:
+            yield f"  {name:<{width}}  {kind}, {default}"
+            yield textwrap.fill(meaning, 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    yield (
+        f'A profile or SET="key=value" sets those of {", ".join(all_declared()[0])}; ZOO_SET those of '
+        f"{PRETRAIN}. Others are set in the notebook, or by papermill's -p."
+    )
 
 
 # --- checks --------------------------------------------------------------------------------------
@@ -156,8 +214,6 @@ def check_type(where, value, literal):
             for i, item in enumerate(value, 1):
                 check_type(f"{where}, item {i}", item, literal[0])
         return
-    words = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-    words |= {list: "a list", dict: "a mapping"}
     hint = ""
     if found is str and kind in (int, float):
         try:
@@ -168,7 +224,7 @@ def check_type(where, value, literal):
         except ValueError:
             pass
     raise ValueError(
-        f"{where}: {value!r} is {words.get(found, 'empty')}, {words[kind]} is needed{hint}"
+        f"{where}: {value!r} is {WORDS.get(found, 'empty')}, {WORDS[kind]} is needed{hint}"
     )
 
 
@@ -449,7 +505,7 @@ def read(environment):
 def local_sources(values):
     """Folders and files of this machine that the parameters name."""
     sources = [m["source"] for m in values.get("models", [])]
-    sources += [values[k] for k in ("tokenizer", "corpus", "zoo") if values.get(k)]
+    sources += [values[k] for k in ("tokenizer", "corpus", "zoo", "text_file") if values.get(k)]
     return [p for p in dict.fromkeys(ROOT / Path(s).expanduser() for s in sources) if p.exists()]
 
 
@@ -757,9 +813,12 @@ def main():
         if command == "zoo" and len(rest) == 1:
             write_zoo(rest[0], os.environ)
             return
+        if command == "list" and not rest:
+            print(*overview(), sep="\n")
+            return
         if command not in ("write", "preflight") or len(rest) > 1:
             raise ValueError(
-                "usage: python tools/parameters.py write|preflight [NOTEBOOK], or zoo FOLDER"
+                "usage: python tools/parameters.py write|preflight [NOTEBOOK], zoo FOLDER, or list"
             )
         run, notebooks, values = read(os.environ)
         used = values

@@ -1,0 +1,123 @@
+"""10_your_models: two models and a text file, as the README says it, and what is refused."""
+
+import hashlib
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import parameters
+import pytest
+from clone import changes, clone, environment
+from conftest import ROOT
+
+NOTEBOOK = ROOT / "notebooks" / "10_your_models.ipynb"
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    return clone(tmp_path_factory.mktemp("yours") / "copy")
+
+
+@pytest.fixture(scope="module")
+def text():
+    """Twelve documents of 700 words."""
+    words = [
+        f"{w}{i % 7}"
+        for i, w in enumerate("river house of the old town near a bridge".split() * 80)
+    ]
+    return "\n\n".join(" ".join(words[i:] + words[:i]) + "." for i in range(12))
+
+
+def test_the_first_two_parameters_are_the_lines_to_change():
+    assert list(parameters.declared(NOTEBOOK))[:2] == ["sources", "text_file"]
+    lines = parameters.parameters_code(NOTEBOOK).splitlines()
+    assert [line.split(" = ")[0] for line in lines[:2]] == ["sources", "text_file"]
+    assert (
+        "10_your_models" in parameters.appendices()
+        and "10_your_models" not in parameters.all_declared()[0]
+    )
+
+
+def test_the_command_of_the_readme(copy, text, tiny_models, tmp_path):
+    """As it stands there, with tiny models for its folders."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^ {4}(\.venv/bin/papermill .*)$", page, re.MULTILINE)
+    words = shlex.split(command)
+    words[0] = str(Path(sys.prefix, "bin", "papermill"))
+    for name, model in (("a", "bert-base-uncased"), ("b", "distilroberta-base")):
+        shutil.copytree(tiny_models / model, tmp_path / "folder" / name)
+        words[-1] = words[-1].replace(f"folder/{name}", str(tmp_path / "folder" / name))
+    (tmp_path / "my.txt").write_text(text, encoding="utf-8")
+    words[-1] = words[-1].replace("my.txt", str(tmp_path / "my.txt"))
+    words[2] = str(tmp_path / words[2])
+    settings = environment(PYTHONPATH=str(copy), HF_HUB_OFFLINE="1")
+    done = subprocess.run(words, cwd=copy, env=settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (copy / "figures/yours/your_models.png").is_file() and changes(copy) == ""
+    scores = pd.read_csv(copy / "data/results/yours/scores.csv")
+    assert set(scores["target"]) == {"a", "b", "a-untrained"} and len(scores) == 6
+    assert (scores["test"] <= 1).all() and (scores["n"] == scores["n"].iloc[0]).all()
+    printed = json.dumps(nbformat.read(tmp_path / "yours.ipynb", as_version=4))
+    assert "12 documents, 12 of them with 30 words or more" in printed
+
+
+def run(copy, monkeypatch, tmp_path, **given):
+    """Execute the cells up to the vectors, with other parameters; the names they leave."""
+    monkeypatch.chdir(tmp_path)
+    space = {"display": lambda *_: None}
+    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+        if cell.id == "embed":
+            return space
+        if cell.cell_type == "code":
+            exec(compile(cell.source, cell.id, "exec"), space)
+            if "parameters" in cell.metadata.get("tags", []):
+                space |= given
+    raise AssertionError("there is no cell embed")
+
+
+def test_no_document_is_on_both_sides(copy, text, tiny_models, tmp_path, monkeypatch):
+    (tmp_path / "my.txt").write_text("\n\n".join([text, text]), encoding="utf-8")  # each twice
+    given = {"sources": [str(tiny_models / n) for n in ("gpt2", "albert-base-v2")]}
+    space = run(copy, monkeypatch, tmp_path, text_file="my.txt", **given)
+    assert len(space["documents"]) == 12 and space["held"] == 3
+    parts = [{s for i in part for s in space["sequences"][i]}
+             for part in (space["order"][3:], space["order"][:3])]  # fmt: skip
+    assert set(space["train_texts"]) <= parts[0] and set(space["test_texts"]) <= parts[1]
+    assert all(len(s.split()) == 30 for s in space["train_texts"] + space["test_texts"])
+    few = run(copy, monkeypatch, tmp_path, text_file="my.txt", most=100, **given)
+    assert 95 <= len(few["train_texts"]) + len(few["test_texts"]) <= 100
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"sources": ["bert-base-uncased"]}, "two different models or more are needed"),
+        ({"sources": ["gpt2", "gpt2"]}, "two different models or more are needed"),
+        ({"sources": ["gpt2", "build/nowhere"]}, "model folder 'build/nowhere' does not exist"),
+        ({"text_file": "none.txt"}, "text_file 'none.txt': there is no such file"),
+        ({"text_file": "one.txt"}, "too few documents of 30 words to hold some out"),
+        ({"text_file": "empty.txt"}, "too few documents of 30 words to hold some out"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(
+    copy, text, tiny_models, tmp_path, monkeypatch, given, message
+):
+    (tmp_path / "one.txt").write_text(text.split("\n\n")[0], encoding="utf-8")
+    (tmp_path / "empty.txt").write_text("")
+    for name in ("gpt2", "bert-base-uncased"):
+        (tmp_path / name).symlink_to(tiny_models / name)
+    given = {"sources": ["gpt2", "bert-base-uncased"], "text_file": "one.txt"} | given
+    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
+        run(copy, monkeypatch, tmp_path, **given)
+
+
+def test_the_text_is_the_one_that_is_listed():
+    listed = (ROOT / "data" / "DATASETS.md").read_text(encoding="utf-8")
+    file = ROOT / parameters.declared(NOTEBOOK)["text_file"]
+    assert hashlib.sha256(file.read_bytes()).hexdigest() in listed
