@@ -1,6 +1,5 @@
 """10_your_models: two models and a text file, as the README says it, and what is refused."""
 
-import hashlib
 import json
 import re
 import shlex
@@ -100,7 +99,7 @@ def test_no_document_is_on_both_sides(copy, text, tiny_models, tmp_path, monkeyp
         ({"sources": ["bert-base-uncased"]}, "two different models or more are needed"),
         ({"sources": ["gpt2", "gpt2"]}, "two different models or more are needed"),
         ({"sources": ["gpt2", "build/nowhere"]}, "model folder 'build/nowhere' does not exist"),
-        ({"text_file": "none.txt"}, "text_file 'none.txt': there is no such file"),
+        ({"text_file": "none.txt"}, "text_file 'none.txt': no such file"),
         ({"text_file": "one.txt"}, "too few documents of 30 words to hold some out"),
         ({"text_file": "empty.txt"}, "too few documents of 30 words to hold some out"),
     ],
@@ -117,7 +116,14 @@ def test_what_cannot_be_used_is_one_line(
         run(copy, monkeypatch, tmp_path, **given)
 
 
-def test_the_text_is_the_one_that_is_listed():
-    listed = (ROOT / "data" / "DATASETS.md").read_text(encoding="utf-8")
-    file = ROOT / parameters.declared(NOTEBOOK)["text_file"]
-    assert hashlib.sha256(file.read_bytes()).hexdigest() in listed
+def test_of_the_table_of_documents_only_what_the_zoo_has_not_read(
+    copy, text, tiny_models, tmp_path, monkeypatch
+):
+    parts = text.split("\n\n")
+    splits = ["train", "validation", "test"] * 4
+    pd.DataFrame({"doc_id": range(12), "split": splits, "text": parts}).to_parquet(
+        tmp_path / "documents.parquet"
+    )
+    given = {"sources": [str(tiny_models / n) for n in ("gpt2", "albert-base-v2")]}
+    space = run(copy, monkeypatch, tmp_path, text_file="documents.parquet", **given)
+    assert list(space["documents"]) == [t for t, s in zip(parts, splits) if s != "train"]
