@@ -53,12 +53,12 @@ DONE := $(BUILD)/notebooks
 RESULTS := data/results/$(RUN)
 RUN_NOTEBOOK = $(PY) tools/run_notebook.py $< $(BUILD)/params/$(@F:.ipynb=.yaml) $@
 STORY := 00_overview 01_corpus 02_embeddings 03_decomposition 04_figures
-# The appendices run with the default profile, beside the end of the story.
-APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(wildcard notebooks/A[0-9]*.ipynb))))
+# The solutions, the explorer and the appendices run with the default profile, beside the end of the story.
+APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(wildcard notebooks/08_*.ipynb notebooks/09_*.ipynb notebooks/A[0-9]*.ipynb))))
 SLOW := tests/test_notebooks.py tests/test_make.py
 # What a run writes, no other may write meanwhile (tools/lock.py): the folders of build/ that this call's
 # goals write. A dry run (-n) writes none.
-FREE := help setup test smoke lint format lab bench kills clean distclean $(READY) build/models/% build/tiny/%
+FREE := help setup test smoke lint format lab bench kills exercises clean distclean $(READY) build/models/% build/tiny/%
 ZOO_GOALS := zoo trained build/zoo/% build/zoo-custom/%
 LMD_GOALS := $(or $(MAKECMDGOALS),help)
 LOCKS := $(if $(filter-out $(FREE) $(ZOO_GOALS),$(LMD_GOALS)),$(RUN)) $(if $(filter $(ZOO_GOALS),$(LMD_GOALS)),$(notdir $(ZOO_BUILD)))
@@ -70,7 +70,7 @@ PARAMS := $(patsubst %,$(BUILD)/params/%.yaml,$(STORY) $(APPENDICES))
 
 ifeq ($(filter-out $(LMD_HELD),$(LOCKS)),)
 ##@ The two commands that a newcomer needs; both set up what they need
-.PHONY: help setup reproduce figures test smoke lint format html lab notebooks bench zoo kills clean distclean parameters
+.PHONY: help setup reproduce figures test smoke lint format html lab notebooks exercises bench zoo kills clean distclean parameters
 
 reproduce: $(patsubst %,$(DONE)/%.ipynb,$(STORY) $(APPENDICES)) $(RESULTS)/corpus.csv $(RESULTS)/scores.csv ## run every notebook that is out of date, with PROFILE=course or what you name
 	@echo "$(RUN): figures in figures/$(RUN), tables in $(RESULTS), executed notebooks in $(DONE)"
@@ -120,6 +120,9 @@ lab: $(READY) $(INPUTS) ## open JupyterLab on the notebooks
 notebooks: reproduce ## put the outputs of the executed notebooks into notebooks/ and README.md (default profile)
 	@$(PY) tools/refresh_notebooks.py $(DONE)
 	@$(PY) tools/readme_results.py
+
+exercises: $(READY) ## derive notebooks/exercises from notebooks/08_solutions.ipynb
+	@$(PY) tools/make_exercises.py
 
 # What embedding is compared with stays out of the environment: a folder of its own holds it.
 bench: $(READY) $(MINILM) ## time and memory beside other ways to the same scores (half an hour; SIZE=small tries it)
@@ -209,6 +212,8 @@ $(DONE)/04_figures.ipynb: notebooks/lmd.mplstyle $(wildcard data/published/*.csv
 $(APPENDICES:%=$(DONE)/%.ipynb): $(DONE)/%.ipynb: notebooks/%.ipynb $(BUILD)/params/%.yaml lmd_utils.py \
 		$(DONE)/01_corpus.ipynb notebooks/lmd.mplstyle | $(BUILD)/preflight $(DONE)/03_decomposition.ipynb
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(RUN_NOTEBOOK)
+
+$(DONE)/09_explorer.ipynb: $(DONE)/03_decomposition.ipynb
 
 # Changes only when a sequence does: a new style of 01_corpus' figures re-runs no model.
 $(BUILD)/sequences.cksum: $(DONE)/01_corpus.ipynb
