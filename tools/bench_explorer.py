@@ -7,6 +7,7 @@ when the new headline, picture and texts are there. What a browser takes to show
 """
 
 import itertools
+import os
 import time
 
 import matplotlib
@@ -65,7 +66,9 @@ def main():
     table = pd.DataFrame(rows, columns=["tab", "control", "basis_models", "median_ms", "most_ms"])
     print(table.round(0).to_string(index=False))
     lmd.write_results(
-        "bench", "explorer", table.assign(changes=TIMES, **machine() | {"clock": "wall"})
+        "bench",
+        "explorer",
+        table.assign(changes=TIMES, load=os.getloadavg()[0], **machine() | {"clock": "wall"}),
     )
 
 
