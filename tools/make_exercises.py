@@ -1,7 +1,7 @@
-"""Derive the students' notebooks from notebooks/08_solutions.ipynb, or mark one that was handed in.
+"""Derive the students' notebooks from notebooks/08_solutions.ipynb, or mark some that were handed in.
 
-    python tools/make_exercises.py                     # notebooks/exercises/TOPIC.ipynb
-    python tools/make_exercises.py --grade FILE.ipynb  # its answers, run in a fresh notebook of its topic
+    python tools/make_exercises.py                      # notebooks/exercises/TOPIC.ipynb
+    python tools/make_exercises.py --grade FILE.ipynb …  # answers, run in a fresh notebook of their topic
 
 The metadata of a cell of 08_solutions say what it is: exercise = {topic, name, part}. Marking runs
 the code that was handed in: do it where that may do no harm.
@@ -9,20 +9,24 @@ the code that was handed in: do it where that may do no harm.
 
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import nbformat
 from parameters import ROOT
+from run_notebook import prepare_environment
 
 import lmd_utils as lmd
 
 SOURCE = ROOT / "notebooks" / "08_solutions.ipynb"
 TARGET = ROOT / "notebooks" / "exercises"
 HOW = """\
-Write each answer into the cell that holds `...` and run the check below it. It says *not answered \
-yet*, *not right yet* and what is off, or *correct*; it never stops the notebook. Nothing has to be \
-run before, and no network is needed. Before you hand it in: *Restart kernel and run all cells*. \
-Whoever gives up, or is done, finds the solutions in [08 · Exercises and their solutions](../08_solutions.ipynb)."""
+Open this notebook with `make lab`; nothing has to be run before, and no network is needed. The cells \
+right below load what is needed and hold the machinery of the checks: run them and go on. Write each \
+answer into the cell that holds `...` and run the check below it, whose code is folded away. It says \
+*not answered yet*, *not right yet* and what is off, or *correct*, and never stops the notebook. Before \
+you hand it in: *Restart kernel and run all cells*. Whoever gives up, or is done, finds the solutions in \
+[08 · Exercises and their solutions](../08_solutions.ipynb)."""
 FOLDED = {"hint": "Hint", "lesson": "What it teaches (for when you are done)"}
 
 
@@ -58,7 +62,10 @@ def for_student(cell, topic, all_topics):
             text = re.sub(r"^\*\*.*?\*\* ", "", text)
             text = f"<details><summary>{FOLDED[part]}</summary>\n\n{text}\n\n</details>"
         new = nbformat.v4.new_markdown_cell(text)
-    new.id, new.metadata = cell.id, nbformat.from_dict({"exercise": dict(about(cell))})
+    metadata = {"exercise": dict(about(cell))}
+    if part == "check" or cell.id.startswith("check-"):
+        metadata["jupyter"] = {"source_hidden": True}
+    new.id, new.metadata = cell.id, nbformat.from_dict(metadata)
     return new
 
 
@@ -117,26 +124,26 @@ def answers_of(submitted):
 
 
 def grade(path):
-    """Print what the checks say of a notebook that was handed in."""
+    """Lines that the checks print of a notebook that was handed in; ValueError when it is none."""
     from nbconvert.preprocessors import ExecutePreprocessor
 
     try:
-        submitted = nbformat.read(path, as_version=4)
-    except (OSError, ValueError, AttributeError) as error:
-        sys.exit(f"make_exercises: {path} cannot be read as a notebook ({type(error).__name__})")
-    source, answers = nbformat.read(SOURCE, as_version=4), answers_of(submitted)
-    for topic in topics(source):
-        fresh = student_notebook(source, topic)
-        names = [about(c)["name"] for c in fresh.cells if about(c).get("part") == "check"]
-        if not answers.keys() & set(names):
-            continue
+        answers = answers_of(nbformat.read(path, as_version=4))
+    except (OSError, ValueError, AttributeError, KeyError) as error:
+        raise ValueError(f"{path}: cannot be read as a notebook ({type(error).__name__})") from None
+    source = nbformat.read(SOURCE, as_version=4)
+    named = {about(c).get("name"): about(c).get("topic") for c in source.cells}
+    found = [named[name] for name in answers if name in named]
+    if not found:
+        raise ValueError(f"{path}: has no exercise of notebooks/exercises")
+    fresh = filled(student_notebook(source, found[0]), answers)
+    with tempfile.TemporaryDirectory() as scratch:
+        prepare_environment(scratch, {})
         runner = ExecutePreprocessor(kernel_name="python3", allow_errors=True, timeout=600)
-        runner.preprocess(filled(fresh, answers), {"metadata": {"path": str(TARGET)}})
-        for cell in fresh.cells:
-            if about(cell).get("part") in ("check", "last") and cell.cell_type == "code":
-                print(*(o.text for o in cell.outputs if o.get("name") == "stdout"), sep="", end="")
-        return
-    sys.exit(f"make_exercises: {path} has no exercise of notebooks/exercises")
+        runner.preprocess(fresh, {"metadata": {"path": str(TARGET)}})
+    said = [c for c in fresh.cells if about(c).get("part") in ("check", "last") and "outputs" in c]
+    text = "".join(o.text for c in said for o in c.outputs if o.get("name") == "stdout")
+    return text.splitlines()
 
 
 def main():
@@ -150,10 +157,18 @@ def main():
                 if path.name not in made:
                     path.unlink()
             print(f"{len(made)} notebooks in {TARGET.relative_to(ROOT)}")
-        case ["--grade", path]:
-            grade(Path(path))
+        case ["--grade", *paths] if paths:
+            refused = []
+            for path in map(Path, paths):
+                try:
+                    for line in grade(path):
+                        print(f"{path.name}: {line}", flush=True)
+                except ValueError as error:
+                    refused.append(str(error))
+            if refused:
+                sys.exit("make_exercises: " + "\nmake_exercises: ".join(refused))
         case _:
-            sys.exit("usage: python tools/make_exercises.py [--grade FILE.ipynb]")
+            sys.exit("usage: python tools/make_exercises.py [--grade FILE.ipynb …]")
 
 
 if __name__ == "__main__":
