@@ -68,7 +68,9 @@ def main():
     lmd.write_results(
         "bench",
         "explorer",
-        table.assign(changes=TIMES, load=os.getloadavg()[0], **machine() | {"clock": "wall"}),
+        table.assign(
+            changes=TIMES, load=os.getloadavg()[0], nice=os.nice(0), **machine() | {"clock": "wall"}
+        ),
     )
 
 
