@@ -57,15 +57,15 @@ DONE := $(BUILD)/notebooks
 RESULTS := data/results/$(RUN)
 RUN_NOTEBOOK = $(PY) tools/run_notebook.py $< $(BUILD)/params/$(@F:.ipynb=.yaml) $@
 STORY := 00_overview 01_corpus 02_embeddings 03_decomposition 04_figures
-# The appendices run with the default profile, beside the end of the story; so do numbered notebooks
-# that take no name of a run (tools/parameters.py: appendices).
+# The appendices run with the default profile, beside the end of the story; so do the explorer and
+# numbered notebooks that take no name of a run (tools/parameters.py: appendices).
 NAMELESS := $(shell grep -L '"profile = ' notebooks/[0-9]*.ipynb 2>/dev/null)
-APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(NAMELESS) $(wildcard notebooks/A[0-9]*.ipynb))))
+APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(NAMELESS) $(wildcard notebooks/09_*.ipynb notebooks/A[0-9]*.ipynb))))
 TABLES := figures/$(RUN)/tables/all.tex
 SLOW := tests/test_make.py tests/test_notebooks.py
 # What a run writes, no other may write meanwhile (tools/lock.py): the folders of build/ that this call's
 # goals write. A dry run (-n) writes none.
-FREE := help setup test smoke lint format params lab bench kills clean distclean $(READY) build/models/% build/tiny/%
+FREE := help setup test smoke lint format params lab bench kills exercises clean distclean $(READY) build/models/% build/tiny/%
 ZOO_GOALS := zoo trained build/zoo/% build/zoo-custom/%
 LMD_GOALS := $(or $(MAKECMDGOALS),help)
 LOCKS := $(if $(filter-out $(FREE) $(ZOO_GOALS),$(LMD_GOALS)),$(RUN)) $(if $(filter $(ZOO_GOALS),$(LMD_GOALS)),$(notdir $(ZOO_BUILD)))
@@ -77,7 +77,7 @@ PARAMS := $(patsubst %,$(BUILD)/params/%.yaml,$(STORY) $(APPENDICES))
 
 ifeq ($(filter-out $(LMD_HELD),$(LOCKS)),)
 ##@ The two commands that a newcomer needs; both set up what they need
-.PHONY: help setup reproduce figures bundle verify test smoke lint format params html site-check lab notebooks bench zoo kills clean distclean parameters
+.PHONY: help setup reproduce figures bundle verify test smoke lint format params html site-check lab notebooks exercises bench zoo kills clean distclean parameters
 
 reproduce: $(patsubst %,$(DONE)/%.ipynb,$(STORY) $(APPENDICES)) $(RESULTS)/corpus.csv $(RESULTS)/scores.csv $(TABLES) ## run every notebook that is out of date, with PROFILE=course or what you name
 	@echo "$(RUN): figures in figures/$(RUN), tables in $(RESULTS), executed notebooks in $(DONE)"
@@ -144,6 +144,9 @@ lab: $(READY) $(INPUTS) ## open JupyterLab on the notebooks
 notebooks: reproduce ## put the outputs of the executed notebooks into notebooks/ and README.md (default profile)
 	@$(PY) tools/refresh_notebooks.py $(DONE)
 	@$(PY) tools/readme_results.py
+
+exercises: $(READY) ## derive notebooks/exercises from notebooks/08_solutions.ipynb
+	@$(PY) tools/make_exercises.py
 
 # What embedding is compared with stays out of the environment: a folder of its own holds it.
 bench: $(READY) $(MINILM) ## time and memory beside other ways to the same scores (half an hour; SIZE=small tries it)
@@ -236,6 +239,8 @@ $(TABLES): $(DONE)/04_figures.ipynb $(RESULTS)/models.csv $(RESULTS)/scores.csv 
 $(APPENDICES:%=$(DONE)/%.ipynb): $(DONE)/%.ipynb: notebooks/%.ipynb $(BUILD)/params/%.yaml lmd_utils.py \
 		$(DONE)/01_corpus.ipynb notebooks/lmd.mplstyle | $(BUILD)/preflight $(DONE)/03_decomposition.ipynb
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(RUN_NOTEBOOK)
+
+$(DONE)/09_explorer.ipynb: $(DONE)/03_decomposition.ipynb
 
 # Changes only when a sequence does: a new style of 01_corpus' figures re-runs no model.
 $(BUILD)/sequences.cksum: $(DONE)/01_corpus.ipynb

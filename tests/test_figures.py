@@ -67,8 +67,9 @@ def saved_names(path):
     )
     assert (helper in text) == (path == NOTEBOOK)
     text = text.replace(helper, "")
-    names = re.findall(r'\bsave(?:_figure)?\([^"]+?, f?"([^"]+)"\)', text)
-    calls = re.findall(r"\bsave(?:_figure)?\(", text)
+    call = r"(?:\bsave_figure|(?<![.\w])save)\("
+    names = re.findall(call + r'[^"]+?, f?"([^"]+)"\)', text)
+    calls = re.findall(call, text)
     assert len(names) == len(calls), f"{path.name}: a name that is no literal"
     assert path != NOTEBOOK or "save_figure(" not in text, "a figure that `save` does not know"
     return {re.sub(r"\{T:03d\}", "<T>", name) for name in names}

@@ -18,6 +18,7 @@ from conftest import ROOT
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PROFILES = sorted(p.stem for p in (ROOT / "notebooks" / "profiles").glob("*.yaml"))
 PAGES = ["README.md", "CONTRIBUTING.md", "data/DATASETS.md", "figures/FIGURES.md"]
+PAGES += ["notebooks/README.md"]
 PAGES = [ROOT / page for page in PAGES if (ROOT / page).exists()]
 
 

@@ -493,6 +493,18 @@ def leftovers(folder):
     return sorted(p.name for p in (folder / "run" / "notebooks").glob("*"))
 
 
+def test_an_executed_notebook_keeps_no_views_of_widgets(start):
+    """A page made of it would ask the network for their scripts."""
+    code = "import ipywidgets\nprint('kept')\ndisplay(ipywidgets.IntSlider())"
+    process, output, _ = start(code)
+    assert finish(process)[0] == 0
+    executed = nbformat.read(output, 4)
+    assert [o.get("text") for o in executed.cells[-1].outputs] == ["kept\n"]
+    assert "widget" not in output.read_text().replace(code.replace("\n", "\\n"), "").replace(
+        "ipywidgets", ""
+    )
+
+
 def test_run_notebook_from_any_folder_under_any_kernelspec(start, tmp_path):
     foreign = tmp_path / "data" / "kernels" / "python3"
     foreign.mkdir(parents=True)

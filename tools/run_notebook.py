@@ -47,6 +47,16 @@ def stop(signum, frame):
     raise KeyboardInterrupt
 
 
+def without_widgets(notebook):
+    """A notebook (JSON) without widgets: with no kernel they show nothing, and pages would fetch scripts for them."""
+    view = "application/vnd.jupyter.widget-view+json"
+    for cell in notebook["cells"]:
+        if "outputs" in cell:
+            cell["outputs"] = [o for o in cell["outputs"] if view not in o.get("data", {})]
+    notebook["metadata"].pop("widgets", None)
+    return notebook
+
+
 def run(notebook, values, output, label, begin):
     """Execute `notebook` with `values` into `output`; SystemExit with one line when a cell fails."""
     import papermill
@@ -69,9 +79,11 @@ def run(notebook, values, output, label, begin):
             progress_bar=False,
             cwd=str(notebook.parent),
         )
+        executed = without_widgets(json.loads(temporary.read_text(encoding="utf-8")))
+        temporary.write_text(json.dumps(executed, indent=1, ensure_ascii=False), encoding="utf-8")
         os.utime(temporary, (begin, begin))  # what was edited while it ran is newer
         os.replace(temporary, output)
-        for cell in json.loads(output.read_text(encoding="utf-8"))["cells"]:
+        for cell in executed["cells"]:
             for line in (x for o in cell.get("outputs", []) for x in o.get("text", [])):
                 if line.startswith("Warning: "):
                     print(f"{notebook.stem}{label}: {line.rstrip()}\n", end="", flush=True)
