@@ -52,7 +52,7 @@ BUILD := build/$(RUN)
 DONE := $(BUILD)/notebooks
 RESULTS := data/results/$(RUN)
 RUN_NOTEBOOK = $(PY) tools/run_notebook.py $< $(BUILD)/params/$(@F:.ipynb=.yaml) $@
-STORY := 00_overview 01_corpus 02_embeddings 03_decomposition 04_figures
+STORY := 00_overview 01_corpus 02_embeddings 03_decomposition 04_figures 05_how_sure
 # The appendices run with the default profile, beside the end of the story.
 APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(wildcard notebooks/A[0-9]*.ipynb))))
 SLOW := tests/test_notebooks.py tests/test_make.py
@@ -203,6 +203,8 @@ $(DONE)/01_corpus.ipynb: notebooks/lmd.mplstyle
 $(DONE)/02_embeddings.ipynb: $(BUILD)/sequences.cksum
 $(DONE)/03_decomposition.ipynb: $(DONE)/02_embeddings.ipynb notebooks/lmd.mplstyle
 $(DONE)/04_figures.ipynb: notebooks/lmd.mplstyle $(wildcard data/published/*.csv) \
+	$(RESULTS)/models.csv $(RESULTS)/scores.csv
+$(DONE)/05_how_sure.ipynb: notebooks/lmd.mplstyle $(wildcard data/published/*.csv) \
 	$(RESULTS)/models.csv $(RESULTS)/scores.csv
 
 # An appendix runs beside 04, and so on one thread.

@@ -1036,3 +1036,133 @@ def _r2(errors: float, scored: Moments, target: str, whole: int = 0) -> float:
             f"target {target!r} does not vary over the {scored.n} scored rows: R² is undefined"
         )
     return float(1 - whole - errors / total)
+
+
+# --- how sure ------------------------------------------------------------------------------------
+
+
+class DocumentSums:
+    """Sums over the rows of each scored document: R² and its intervals follow, without refitting.
+
+    Rows of one document are alike, so that documents, not rows, are what a sample of text
+    draws.  With v = u_t - (train mean of the target), kept of each of m documents d are
+
+        n_d,   Σ v,   Σ |v|²,   and for each fit   SSR_d = Σ |u_t - W u_S - b|².
+
+    Documents taken w_d times each then have
+
+        R² = 1 - Σ_d w_d SSR_d / SST,   SST = Σ_d w_d Σ |v|² - |Σ_d w_d Σ v|² / Σ_d w_d n_d,
+
+    so that each resample is compared with its own mean.  What is estimated is the R² of these
+    maps, held as they are, on the population of documents; not how another fit would score.
+
+    fits      : list of Decomposition
+    documents : the m labels
+    n         : rows [m];  errors : SSR_d [len(fits), m]
+    """
+
+    def __init__(self, fits: Sequence[Decomposition], documents: Sequence):
+        self.fits, self.documents = list(fits), list(dict.fromkeys(documents))
+        m, self._at = len(self.documents), {d: i for i, d in enumerate(self.documents)}
+        self.n, self.errors = np.zeros(m), np.zeros((len(self.fits), m))
+        one = {fit.target: fit for fit in self.fits}
+        self._mean = {t: f.moments.mean[f.moments.slice(t)] for t, f in one.items()}
+        self._first = {t: np.zeros((m, len(mean))) for t, mean in self._mean.items()}
+        self._second = {t: np.zeros(m) for t in self._mean}
+
+    def update(self, documents: Sequence, block: Mapping[str, np.ndarray]) -> DocumentSums:
+        """Take in rows {name: [n, d_k]} and the label of each row's document; returns self."""
+        if unknown := set(documents) - set(self._at):
+            raise KeyError(f"document {next(iter(unknown))!r} was not named at the start")
+        at, m = np.array([self._at[d] for d in documents], dtype=int), len(self.documents)
+        if wrong := [k for k, rows in block.items() if len(rows) != len(at)]:
+            raise ValueError(f"model {wrong[0]!r} has {len(block[wrong[0]])} rows, not {len(at)}")
+        self.n += np.bincount(at, minlength=m)
+        for target, mean in self._mean.items():
+            v = np.asarray(block[target], np.float64) - mean
+            np.add.at(self._first[target], at, v)
+            self._second[target] += np.bincount(at, (v**2).sum(axis=1), m)
+        for fit, errors in zip(self.fits, self.errors, strict=True):
+            residual = np.asarray(block[fit.target], np.float64) - fit.predict(block)
+            errors += np.bincount(at, (residual**2).sum(axis=1), m)
+        return self
+
+    def spread(self, target: str, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """SST [B] of documents taken `weights` [B, m] times, and each one's part of it [B, m]."""
+        first, second = self._first[target], self._second[target]
+        mean = (weights @ first) / (weights @ self.n)[:, None]
+        parts = second - 2 * mean @ first.T + self.n * (mean**2).sum(axis=1)[:, None]
+        return (weights * parts).sum(axis=1), parts
+
+    def r2(self, weights: np.ndarray | None = None) -> np.ndarray:
+        """R² of each fit, [len(fits)], or [B, len(fits)] with documents taken `weights` [B, m] times."""
+        w = np.ones((1, len(self.documents))) if weights is None else weights
+        total = {target: self.spread(target, w)[0] for target in self._mean}
+        scores = 1 - (w @ self.errors.T) / np.stack([total[f.target] for f in self.fits], axis=1)
+        return scores[0] if weights is None else scores
+
+    def resample(self, draws: int, seed: int = 0) -> np.ndarray:
+        """How often each document is drawn, in `draws` samples of m with replacement, [draws, m]."""
+        m = len(self.documents)
+        return np.random.default_rng(seed).multinomial(m, np.full(m, 1 / m), draws).astype(float)
+
+    def intervals(
+        self, level: float = 0.95, draws: int = 2000, seed: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper ends of the interval of each fit's R², [len(fits)] each.
+
+        Bootstrap-t over documents (Efron and Tibshirani 1993, section 12.5) of log(1 - R²),
+        with a linearised standard error in each resample.  NaN for fewer than five documents.
+        """
+        ends = np.full((2, len(self.fits)), np.nan)
+        for target in self._mean:
+            own = [i for i, fit in enumerate(self.fits) if fit.target == target]
+            low, high = self._bootstrap_t(target, self.errors[own], True, level, draws, seed)
+            ends[:, own] = 1 - np.exp(high), 1 - np.exp(low)
+        return ends[0], ends[1]
+
+    def difference(
+        self, a: int, b: int, level: float = 0.95, draws: int = 2000, seed: int = 0
+    ) -> tuple[float, float, float]:
+        """R² of fit number `a` less that of fit number `b`, of one target, and its interval's ends.
+
+        Bootstrap-t as in `intervals`, of the difference itself: both meet the same documents.
+        """
+        target = self.fits[a].target
+        if self.fits[b].target != target:
+            raise ValueError(f"{target!r} and {self.fits[b].target!r}: a difference has one target")
+        gain = self.errors[b] - self.errors[a]
+        low, high = self._bootstrap_t(target, gain[None], False, level, draws, seed)
+        total, _ = self.spread(target, np.ones((1, len(gain))))
+        return float(gain.sum() / total[0]), float(low[0]), float(high[0])
+
+    def _bootstrap_t(self, target, numerators, log, level, draws, seed):
+        """Ends of the intervals of r = Σ_d N_d / SST, or of log r, for each row N of `numerators`.
+
+        To first order a document moves r by z_d = (N_d - r s_d) / SST, with s_d its part of SST.
+        """
+        m = len(self.documents)
+        if m < 5:
+            return np.full((2, len(numerators)), np.nan)
+
+        def studentised(weights):
+            total, parts = self.spread(target, weights)
+            for numerator in numerators:
+                r = weights @ numerator / total
+                z = (numerator - r[:, None] * parts) / total[:, None]
+                z = z / r[:, None] if log else z
+                error = np.sqrt(m / (m - 1) * (weights * z**2).sum(axis=1))
+                yield (np.log(r) if log else r), error
+
+        weights, ends = self.resample(draws, seed), []
+        blocks = np.array_split(weights, max(1, draws * m // 1_000_000))
+        with np.errstate(divide="ignore", invalid="ignore"):  # an error of nothing at all
+            whole = list(studentised(np.ones((1, m))))
+            drawn = zip(*(list(studentised(block)) for block in blocks))
+            for (value, error), blocks_of in zip(whole, drawn, strict=True):
+                values, errors = (np.concatenate(x) for x in zip(*blocks_of))
+                t, tail = (values - value) / errors, (1 - level) / 2
+                t = t[np.isfinite(t)] if np.isfinite(t).any() else np.zeros(1)
+                upper, lower = np.quantile(t, [1 - tail, tail])
+                ends.append((value[0] - upper * error[0], value[0] - lower * error[0]))
+        return np.array(ends).T
