@@ -1087,17 +1087,18 @@ class DocumentSums:
             errors += np.bincount(at, (residual**2).sum(axis=1), m)
         return self
 
-    def spread(self, target: str, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """SST [B] of documents taken `weights` [B, m] times, and each one's part of it [B, m]."""
-        first, second = self._first[target], self._second[target]
-        mean = (weights @ first) / (weights @ self.n)[:, None]
-        parts = second - 2 * mean @ first.T + self.n * (mean**2).sum(axis=1)[:, None]
-        return (weights * parts).sum(axis=1), parts
+    def _spread(self, target: str, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """SST [B] of documents taken `weights` [B, m] times, and without one copy of each [B, m]."""
+        v, second = self._first[target], self._second[target]
+        total, n, square = weights @ v, weights @ self.n, weights @ second
+        whole = square - (total**2).sum(axis=1) / n
+        left = (total**2).sum(axis=1)[:, None] - 2 * total @ v.T + (v**2).sum(axis=1)
+        return whole, square[:, None] - second - left / (n[:, None] - self.n)
 
     def r2(self, weights: np.ndarray | None = None) -> np.ndarray:
         """R² of each fit, [len(fits)], or [B, len(fits)] with documents taken `weights` [B, m] times."""
         w = np.ones((1, len(self.documents))) if weights is None else weights
-        total = {target: self.spread(target, w)[0] for target in self._mean}
+        total = {target: self._spread(target, w)[0] for target in self._mean}
         scores = 1 - (w @ self.errors.T) / np.stack([total[f.target] for f in self.fits], axis=1)
         return scores[0] if weights is None else scores
 
@@ -1111,13 +1112,14 @@ class DocumentSums:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper ends of the interval of each fit's R², [len(fits)] each.
 
-        Bootstrap-t over documents (Efron and Tibshirani 1993, section 12.5) of log(1 - R²),
-        with a linearised standard error in each resample.  NaN for fewer than five documents.
+        Symmetric bootstrap-t over documents of log(1 - R²), with the jackknife's standard error
+        and correction of bias, in each resample too (Hall 1992, section 3.6; Efron and
+        Tibshirani 1993, chapters 11 and 12).  NaN for fewer than five documents.
         """
         ends = np.full((2, len(self.fits)), np.nan)
         for target in self._mean:
             own = [i for i, fit in enumerate(self.fits) if fit.target == target]
-            low, high = self._bootstrap_t(target, self.errors[own], True, level, draws, seed)
+            low, high = self._bootstrap_t(target, self.errors[own], np.log, level, draws, seed)
             ends[:, own] = 1 - np.exp(high), 1 - np.exp(low)
         return ends[0], ends[1]
 
@@ -1126,43 +1128,44 @@ class DocumentSums:
     ) -> tuple[float, float, float]:
         """R² of fit number `a` less that of fit number `b`, of one target, and its interval's ends.
 
-        Bootstrap-t as in `intervals`, of the difference itself: both meet the same documents.
+        Made as `intervals` are, of the difference itself: both fits meet the same documents.
         """
-        target = self.fits[a].target
+        target, gain = self.fits[a].target, self.errors[b] - self.errors[a]
         if self.fits[b].target != target:
             raise ValueError(f"{target!r} and {self.fits[b].target!r}: a difference has one target")
-        gain = self.errors[b] - self.errors[a]
-        low, high = self._bootstrap_t(target, gain[None], False, level, draws, seed)
-        total, _ = self.spread(target, np.ones((1, len(gain))))
+        low, high = self._bootstrap_t(target, gain[None], np.array, level, draws, seed)
+        total, _ = self._spread(target, np.ones((1, len(gain))))
         return float(gain.sum() / total[0]), float(low[0]), float(high[0])
 
-    def _bootstrap_t(self, target, numerators, log, level, draws, seed):
-        """Ends of the intervals of r = Σ_d N_d / SST, or of log r, for each row N of `numerators`.
-
-        To first order a document moves r by z_d = (N_d - r s_d) / SST, with s_d its part of SST.
-        """
-        m = len(self.documents)
+    def _bootstrap_t(self, target, numerators, scale, level, draws, seed) -> np.ndarray:
+        """Ends [2, k] of the intervals of scale(Σ_d N_d / SST), for each row N of `numerators` [k, m]."""
+        m, ends = len(self.documents), []
         if m < 5:
             return np.full((2, len(numerators)), np.nan)
 
-        def studentised(weights):
-            total, parts = self.spread(target, weights)
+        def jackknife(weights):
+            """Value, value corrected for bias, standard error, [3, B] for each row N."""
+            total, without = self._spread(target, weights)
             for numerator in numerators:
-                r = weights @ numerator / total
-                z = (numerator - r[:, None] * parts) / total[:, None]
-                z = z / r[:, None] if log else z
-                error = np.sqrt(m / (m - 1) * (weights * z**2).sum(axis=1))
-                yield (np.log(r) if log else r), error
+                whole = weights @ numerator
+                value = scale(whole / total)
+                left = scale((whole[:, None] - numerator) / without)
+                left = np.where(weights > 0, left, 0)
+                mean = (weights * left).sum(axis=1) / m
+                error = (weights * (left - mean[:, None]) ** 2).sum(axis=1) * (m - 1) / m
+                yield np.array([value, m * value - (m - 1) * mean, np.sqrt(error)])
 
-        weights, ends = self.resample(draws, seed), []
-        blocks = np.array_split(weights, max(1, draws * m // 1_000_000))
-        with np.errstate(divide="ignore", invalid="ignore"):  # an error of nothing at all
-            whole = list(studentised(np.ones((1, m))))
-            drawn = zip(*(list(studentised(block)) for block in blocks))
-            for (value, error), blocks_of in zip(whole, drawn, strict=True):
-                values, errors = (np.concatenate(x) for x in zip(*blocks_of))
-                t, tail = (values - value) / errors, (1 - level) / 2
-                t = t[np.isfinite(t)] if np.isfinite(t).any() else np.zeros(1)
-                upper, lower = np.quantile(t, [1 - tail, tail])
-                ends.append((value[0] - upper * error[0], value[0] - lower * error[0]))
-        return np.array(ends).T
+        blocks = np.array_split(self.resample(draws, seed), max(1, draws * m // 1_000_000))
+        with np.errstate(divide="ignore", invalid="ignore"):  # draws of one document alone
+            drawn = zip(*(jackknife(block) for block in blocks))
+            for numerator, whole, parts in zip(numerators, jackknife(np.ones((1, m))), drawn):
+                if not numerator.any():  # a perfect fit, or two equal ones
+                    ends.append(np.full(2, scale(0.0)))
+                    continue
+                (value,), (centre,), (error,) = whole
+                _, corrected, errors = np.hstack(parts)
+                t = abs(corrected - value) / errors
+                ends.append(
+                    centre + np.array([-1, 1]) * error * np.quantile(t[np.isfinite(t)], level)
+                )
+        return np.transpose(ends)

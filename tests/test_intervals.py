@@ -73,34 +73,38 @@ def test_sums_are_those_of_resampled_rows(fits, seed, block):
     )
 
 
-def interval_by_hand(score, m, weights, log):
-    """Bootstrap-t of score(weights) with errors from numerical derivatives, one draw at a time."""
+def interval_by_hand(score, m, drawn):
+    """Symmetric bootstrap-t of `score`, a function of a list of documents, leaving one out at a time."""
 
-    def value_and_error(w):
-        slopes = [(score(w + h) - score(w - h)) / 2e-5 for h in 1e-5 * np.eye(m)]
-        return score(w), np.sqrt(m / (m - 1) * np.sum(w * np.square(slopes)))
+    def jackknife(documents):
+        value = score(documents)
+        left = np.array([score(documents[:i] + documents[i + 1 :]) for i in range(m)])
+        error = np.sqrt((m - 1) / m * np.sum((left - left.mean()) ** 2))
+        return value, m * value - (m - 1) * left.mean(), error
 
-    value, error = value_and_error(np.ones(m))
-    t = [(v - value) / e for v, e in map(value_and_error, weights)]
-    upper, lower = np.quantile(t, [0.975, 0.025])
-    ends = value - upper * error, value - lower * error
-    return tuple(1 - np.exp(ends[::-1])) if log else ends
+    value, centre, error = jackknife(list(range(m)))
+    trials = [jackknife(documents) for documents in drawn]
+    reach = error * np.quantile([abs(c - value) / e for _, c, e in trials], 0.95)
+    return centre - reach, centre + reach
 
 
-def test_intervals_are_those_of_numerical_derivatives(fits):
-    documents, arrays = planted(np.random.default_rng(3), 12)
-    sums = sums_of(fits, documents, arrays)
-    weights, (low, high) = sums.resample(200, 5), sums.intervals(draws=200, seed=5)
-    for i in range(3):
-        expected = interval_by_hand(
-            lambda w, i=i: np.log(1 - sums.r2(w[None])[0, i]), 12, weights, log=True
-        )
-        np.testing.assert_allclose((low[i], high[i]), expected, atol=1e-6)
-    gap = sums.difference(0, 1, draws=200, seed=5)
-    expected = interval_by_hand(
-        lambda w: sums.r2(w[None])[0, 0] - sums.r2(w[None])[0, 1], 12, weights, log=False
+def test_intervals_are_those_of_documents_really_left_out(fits):
+    documents, arrays = planted(np.random.default_rng(3), 12, rows=6)
+    sums, rows = sums_of(fits, documents, arrays), np.array(documents)
+    (low, high), gap = (
+        sums.intervals(draws=40, seed=5),
+        sums.difference(0, 1, draws=40, seed=5),
     )
-    np.testing.assert_allclose(gap[1:], expected, atol=1e-6)
+    drawn = [np.repeat(np.arange(12), w.astype(int)).tolist() for w in sums.resample(40, 5)]
+
+    def r2(fit, chosen):
+        return plain_r2(fit, arrays, np.concatenate([np.flatnonzero(rows == d) for d in chosen]))
+
+    for fit, a, b in zip(fits, low, high):
+        ends = interval_by_hand(lambda chosen, fit=fit: np.log(1 - r2(fit, chosen)), 12, drawn)
+        np.testing.assert_allclose((1 - np.exp(ends[1]), 1 - np.exp(ends[0])), (a, b), atol=1e-9)
+    ends = interval_by_hand(lambda chosen: r2(fits[0], chosen) - r2(fits[1], chosen), 12, drawn)
+    np.testing.assert_allclose(gap[1:], ends, atol=1e-9)
     np.testing.assert_allclose(gap[0], sums.r2()[0] - sums.r2()[1], atol=1e-12)
 
 
