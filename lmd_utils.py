@@ -1093,7 +1093,8 @@ class DocumentSums:
         total, n, square = weights @ v, weights @ self.n, weights @ second
         whole = square - (total**2).sum(axis=1) / n
         left = (total**2).sum(axis=1)[:, None] - 2 * total @ v.T + (v**2).sum(axis=1)
-        return whole, square[:, None] - second - left / (n[:, None] - self.n)
+        with np.errstate(divide="ignore", invalid="ignore"):  # where one document is all there is
+            return whole, square[:, None] - second - left / (n[:, None] - self.n)
 
     def r2(self, weights: np.ndarray | None = None) -> np.ndarray:
         """R² of each fit, [len(fits)], or [B, len(fits)] with documents taken `weights` [B, m] times."""
@@ -1123,29 +1124,43 @@ class DocumentSums:
             ends[:, own] = 1 - np.exp(high), 1 - np.exp(low)
         return ends[0], ends[1]
 
-    def difference(
+    def compare(
         self, a: int, b: int, level: float = 0.95, draws: int = 2000, seed: int = 0
-    ) -> tuple[float, float, float]:
-        """R² of fit number `a` less that of fit number `b`, of one target, and its interval's ends.
+    ) -> dict[str, tuple[float, float, float]]:
+        """Two fits of one target on the same documents: value, lower and upper end of
 
-        Made as `intervals` are, of the difference itself: both fits meet the same documents.
+        difference : R²_a - R²_b
+        ratio      : (1 - R²_b) / (1 - R²_a), above 1 where `a` is better; SST cancels, so that
+                     this decides more often.  Intervals as in `intervals`, of its logarithm here.
         """
-        target, gain = self.fits[a].target, self.errors[b] - self.errors[a]
+        (of_a, of_b), target = self.errors[[a, b]], self.fits[a].target
         if self.fits[b].target != target:
-            raise ValueError(f"{target!r} and {self.fits[b].target!r}: a difference has one target")
-        low, high = self._bootstrap_t(target, gain[None], np.array, level, draws, seed)
-        total, _ = self._spread(target, np.ones((1, len(gain))))
-        return float(gain.sum() / total[0]), float(low[0]), float(high[0])
+            other = self.fits[b].target
+            raise ValueError(f"{target!r} and {other!r}: only fits of one target compare")
+        how, gain = (level, draws, seed), (of_b - of_a)[None]
+        (low,), (high,) = self._bootstrap_t(target, gain, np.array, *how)
+        (least,), (most,) = self._bootstrap_t(target, of_b[None], np.log, *how, against=of_a)
+        total = self._spread(target, np.ones((1, len(of_a))))[0][0]
+        with np.errstate(divide="ignore", invalid="ignore"):  # a perfect fit leaves nothing
+            ratio = of_b.sum() / of_a.sum()
+        return {
+            "difference": (float(gain.sum() / total), float(low), float(high)),
+            "ratio": (float(ratio), float(np.exp(least)), float(np.exp(most))),
+        }
 
-    def _bootstrap_t(self, target, numerators, scale, level, draws, seed) -> np.ndarray:
-        """Ends [2, k] of the intervals of scale(Σ_d N_d / SST), for each row N of `numerators` [k, m]."""
+    def _bootstrap_t(self, target, numerators, scale, level, draws, seed, against=None):
+        """Ends [2, k] of the intervals of scale(Σ N_d / SST), or of / Σ `against`, for rows N [k, m]."""
         m, ends = len(self.documents), []
         if m < 5:
             return np.full((2, len(numerators)), np.nan)
 
         def jackknife(weights):
             """Value, value corrected for bias, standard error, [3, B] for each row N."""
-            total, without = self._spread(target, weights)
+            if against is None:
+                total, without = self._spread(target, weights)
+            else:
+                total = weights @ against
+                without = total[:, None] - against
             for numerator in numerators:
                 whole = weights @ numerator
                 value = scale(whole / total)
@@ -1165,7 +1180,7 @@ class DocumentSums:
                 (value,), (centre,), (error,) = whole
                 _, corrected, errors = np.hstack(parts)
                 t = abs(corrected - value) / errors
-                ends.append(
-                    centre + np.array([-1, 1]) * error * np.quantile(t[np.isfinite(t)], level)
-                )
+                t = t[np.isfinite(t)]
+                reach = error * np.quantile(t, level) if len(t) else error
+                ends.append((centre - reach, centre + reach))
         return np.transpose(ends)

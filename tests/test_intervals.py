@@ -91,10 +91,7 @@ def interval_by_hand(score, m, drawn):
 def test_intervals_are_those_of_documents_really_left_out(fits):
     documents, arrays = planted(np.random.default_rng(3), 12, rows=6)
     sums, rows = sums_of(fits, documents, arrays), np.array(documents)
-    (low, high), gap = (
-        sums.intervals(draws=40, seed=5),
-        sums.difference(0, 1, draws=40, seed=5),
-    )
+    (low, high), both = sums.intervals(draws=40, seed=5), sums.compare(0, 1, draws=40, seed=5)
     drawn = [np.repeat(np.arange(12), w.astype(int)).tolist() for w in sums.resample(40, 5)]
 
     def r2(fit, chosen):
@@ -103,24 +100,30 @@ def test_intervals_are_those_of_documents_really_left_out(fits):
     for fit, a, b in zip(fits, low, high):
         ends = interval_by_hand(lambda chosen, fit=fit: np.log(1 - r2(fit, chosen)), 12, drawn)
         np.testing.assert_allclose((1 - np.exp(ends[1]), 1 - np.exp(ends[0])), (a, b), atol=1e-9)
+    of_x, of_other, _ = sums.r2()
     ends = interval_by_hand(lambda chosen: r2(fits[0], chosen) - r2(fits[1], chosen), 12, drawn)
-    np.testing.assert_allclose(gap[1:], ends, atol=1e-9)
-    np.testing.assert_allclose(gap[0], sums.r2()[0] - sums.r2()[1], atol=1e-12)
+    np.testing.assert_allclose(both["difference"], (of_x - of_other, *ends), atol=1e-9)
+    ends = interval_by_hand(
+        lambda chosen: np.log((1 - r2(fits[1], chosen)) / (1 - r2(fits[0], chosen))), 12, drawn
+    )
+    expected = ((1 - of_other) / (1 - of_x), *np.exp(ends))
+    np.testing.assert_allclose(both["ratio"], expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("m", [9, 40])
 def test_coverage_of_correlated_rows(fits, m):
-    """95 % intervals of R² and of a difference hold the population's value in 90 to 98 of 100 samples."""
+    """95 % intervals of R², of a difference and of a ratio hold the population's value in 90 to 98 of 100 samples."""
     rng, repetitions = np.random.default_rng(7), 300
     population = sums_of(fits, *planted(rng, 20_000))
     truth = population.r2()
-    hits = np.zeros(4)
+    hits = np.zeros(5)
     for seed in range(repetitions):
         sums = sums_of(fits, *planted(rng, m))
         low, high = sums.intervals(draws=500, seed=seed)
         hits[:3] += (low <= truth) & (truth <= high)
-        _, least, most = sums.difference(0, 1, draws=500, seed=seed)
-        hits[3] += least <= truth[0] - truth[1] <= most
+        both = sums.compare(0, 1, draws=500, seed=seed)
+        hits[3] += both["difference"][1] <= truth[0] - truth[1] <= both["difference"][2]
+        hits[4] += both["ratio"][1] <= (1 - truth[1]) / (1 - truth[0]) <= both["ratio"][2]
     coverage = hits / repetitions
     assert (coverage >= 0.90).all() and (coverage <= 0.98).all(), coverage
 
@@ -139,7 +142,9 @@ def test_a_perfect_fit_and_equal_fits_have_no_width(fits):
     exact = lmd.Decomposition("a", ("b",), 0.0, 9, 6, {"b": np.eye(6)}, np.zeros(6), moments)
     sums = sums_of([exact, exact], documents, {"a": arrays["x"], "b": arrays["x"]})
     assert np.array(sums.intervals(draws=50)).tolist() == [[1, 1], [1, 1]]
-    assert sums.difference(0, 1, draws=50) == (0, 0, 0)
+    assert sums.compare(0, 1, draws=50)["difference"] == (0, 0, 0)
+    own = sums_of([fits[0], fits[0]], documents, arrays).compare(0, 1, draws=50)
+    assert own == {"difference": (0, 0, 0), "ratio": (1, 1, 1)}
 
 
 def test_what_is_refused(fits):
@@ -149,7 +154,8 @@ def test_what_is_refused(fits):
         sums.update(["z"], {name: rows[:1] for name, rows in arrays.items()})
     with pytest.raises(ValueError, match="model 'x' has 2 rows, not 1"):
         sums.update(documents[:1], {name: rows[:2] for name, rows in arrays.items()})
-    with pytest.raises(ValueError, match="'y' and 'x': a difference has one target"):
-        sums.difference(0, 2)
+    with pytest.raises(ValueError, match="'y' and 'x': only fits of one target compare"):
+        sums.compare(0, 2)
     few = sums_of(fits, *planted(np.random.default_rng(2), 4))
-    assert np.isnan(few.intervals(draws=50)).all() and np.isnan(few.difference(0, 1)[1:]).all()
+    assert np.isnan(few.intervals(draws=50)).all()
+    assert all(np.isnan(ends[1:]).all() for ends in few.compare(0, 1, draws=50).values())
