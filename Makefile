@@ -56,7 +56,7 @@ BUILD := build/$(RUN)
 DONE := $(BUILD)/notebooks
 RESULTS := data/results/$(RUN)
 RUN_NOTEBOOK = $(PY) tools/run_notebook.py $< $(BUILD)/params/$(@F:.ipynb=.yaml) $@
-STORY := 00_overview 01_corpus 02_embeddings 03_decomposition 04_figures
+STORY := 00_overview 01_corpus 02_embeddings 03_decomposition 04_figures 05_how_sure
 # The appendices run with the default profile, beside the end of the story; so do the explorer and
 # numbered notebooks that take no name of a run (tools/parameters.py: appendices).
 NAMELESS := $(shell grep -L '"profile = ' notebooks/[0-9]*.ipynb 2>/dev/null)
@@ -230,6 +230,8 @@ $(DONE)/01_corpus.ipynb: notebooks/lmd.mplstyle
 $(DONE)/02_embeddings.ipynb: $(BUILD)/sequences.cksum
 $(DONE)/03_decomposition.ipynb: $(DONE)/02_embeddings.ipynb notebooks/lmd.mplstyle
 $(DONE)/04_figures.ipynb: notebooks/lmd.mplstyle $(wildcard data/published/*.csv) \
+	$(RESULTS)/models.csv $(RESULTS)/scores.csv
+$(DONE)/05_how_sure.ipynb: notebooks/lmd.mplstyle $(wildcard data/published/*.csv) \
 	$(RESULTS)/models.csv $(RESULTS)/scores.csv
 
 $(TABLES): $(DONE)/04_figures.ipynb $(RESULTS)/models.csv $(RESULTS)/scores.csv tools/publish.py

@@ -1209,3 +1209,151 @@ def _r2(errors: float, scored: Moments, target: str, whole: int = 0) -> float:
             f"target {target!r} does not vary over the {scored.n} scored rows: R² is undefined"
         )
     return float(1 - whole - errors / total)
+
+
+# --- how sure ------------------------------------------------------------------------------------
+
+
+class DocumentSums:
+    """Sums over the rows of each scored document: R² and its intervals follow, without refitting.
+
+    Rows of one document are alike, so that documents, not rows, are what a sample of text
+    draws.  With v = u_t - (train mean of the target), kept of each of m documents d are
+
+        n_d,   Σ v,   Σ |v|²,   and for each fit   SSR_d = Σ |u_t - W u_S - b|².
+
+    Documents taken w_d times each then have
+
+        R² = 1 - Σ_d w_d SSR_d / SST,   SST = Σ_d w_d Σ |v|² - |Σ_d w_d Σ v|² / Σ_d w_d n_d,
+
+    so that each resample is compared with its own mean.  What is estimated is the R² of these
+    maps, held as they are, on the population of documents; not how another fit would score.
+
+    fits      : list of Decomposition
+    documents : the m labels
+    n         : rows [m];  errors : SSR_d [len(fits), m]
+    """
+
+    def __init__(self, fits: Sequence[Decomposition], documents: Sequence):
+        self.fits, self.documents = list(fits), list(dict.fromkeys(documents))
+        m, self._at = len(self.documents), {d: i for i, d in enumerate(self.documents)}
+        self.n, self.errors = np.zeros(m), np.zeros((len(self.fits), m))
+        one = {fit.target: fit for fit in self.fits}
+        self._mean = {t: f.moments.mean[f.moments.slice(t)] for t, f in one.items()}
+        self._first = {t: np.zeros((m, len(mean))) for t, mean in self._mean.items()}
+        self._second = {t: np.zeros(m) for t in self._mean}
+
+    def update(self, documents: Sequence, block: Mapping[str, np.ndarray]) -> DocumentSums:
+        """Take in rows {name: [n, d_k]} and the label of each row's document; returns self."""
+        if unknown := set(documents) - set(self._at):
+            raise KeyError(f"document {next(iter(unknown))!r} was not named at the start")
+        at, m = np.array([self._at[d] for d in documents], dtype=int), len(self.documents)
+        if wrong := [k for k, rows in block.items() if len(rows) != len(at)]:
+            raise ValueError(f"model {wrong[0]!r} has {len(block[wrong[0]])} rows, not {len(at)}")
+        self.n += np.bincount(at, minlength=m)
+        for target, mean in self._mean.items():
+            v = np.asarray(block[target], np.float64) - mean
+            np.add.at(self._first[target], at, v)
+            self._second[target] += np.bincount(at, (v**2).sum(axis=1), m)
+        for fit, errors in zip(self.fits, self.errors, strict=True):
+            residual = np.asarray(block[fit.target], np.float64) - fit.predict(block)
+            errors += np.bincount(at, (residual**2).sum(axis=1), m)
+        return self
+
+    def _spread(self, target: str, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """SST [B] of documents taken `weights` [B, m] times, and without one copy of each [B, m]."""
+        v, second = self._first[target], self._second[target]
+        total, n, square = weights @ v, weights @ self.n, weights @ second
+        whole = square - (total**2).sum(axis=1) / n
+        left = (total**2).sum(axis=1)[:, None] - 2 * total @ v.T + (v**2).sum(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):  # where one document is all there is
+            return whole, square[:, None] - second - left / (n[:, None] - self.n)
+
+    def r2(self, weights: np.ndarray | None = None) -> np.ndarray:
+        """R² of each fit, [len(fits)], or [B, len(fits)] with documents taken `weights` [B, m] times."""
+        w = np.ones((1, len(self.documents))) if weights is None else weights
+        total = {target: self._spread(target, w)[0] for target in self._mean}
+        scores = 1 - (w @ self.errors.T) / np.stack([total[f.target] for f in self.fits], axis=1)
+        return scores[0] if weights is None else scores
+
+    def resample(self, draws: int, seed: int = 0) -> np.ndarray:
+        """How often each document is drawn, in `draws` samples of m with replacement, [draws, m]."""
+        m = len(self.documents)
+        return np.random.default_rng(seed).multinomial(m, np.full(m, 1 / m), draws).astype(float)
+
+    def intervals(
+        self, level: float = 0.95, draws: int = 2000, seed: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper ends of the interval of each fit's R², [len(fits)] each.
+
+        Symmetric bootstrap-t over documents of log(1 - R²), with the jackknife's standard error
+        and correction of bias, in each resample too (Hall 1992, section 3.6; Efron and
+        Tibshirani 1993, chapters 11 and 12).  NaN for fewer than five documents.
+        """
+        ends = np.full((2, len(self.fits)), np.nan)
+        for target in self._mean:
+            own = [i for i, fit in enumerate(self.fits) if fit.target == target]
+            low, high = self._bootstrap_t(target, self.errors[own], np.log, level, draws, seed)
+            ends[:, own] = 1 - np.exp(high), 1 - np.exp(low)
+        return ends[0], ends[1]
+
+    def compare(
+        self, a: int, b: int, level: float = 0.95, draws: int = 2000, seed: int = 0
+    ) -> dict[str, tuple[float, float, float]]:
+        """Two fits of one target on the same documents: value, lower and upper end of
+
+        difference : R²_a - R²_b
+        ratio      : (1 - R²_b) / (1 - R²_a), above 1 where `a` is better; SST cancels, so that
+                     this decides more often.  Intervals as in `intervals`, of its logarithm here.
+        """
+        (of_a, of_b), target = self.errors[[a, b]], self.fits[a].target
+        if self.fits[b].target != target:
+            other = self.fits[b].target
+            raise ValueError(f"{target!r} and {other!r}: only fits of one target compare")
+        how, gain = (level, draws, seed), (of_b - of_a)[None]
+        (low,), (high,) = self._bootstrap_t(target, gain, np.array, *how)
+        (least,), (most,) = self._bootstrap_t(target, of_b[None], np.log, *how, against=of_a)
+        total = self._spread(target, np.ones((1, len(of_a))))[0][0]
+        with np.errstate(divide="ignore", invalid="ignore"):  # a perfect fit leaves nothing
+            ratio = of_b.sum() / of_a.sum()
+        return {
+            "difference": (float(gain.sum() / total), float(low), float(high)),
+            "ratio": (float(ratio), float(np.exp(least)), float(np.exp(most))),
+        }
+
+    def _bootstrap_t(self, target, numerators, scale, level, draws, seed, against=None):
+        """Ends [2, k] of the intervals of scale(Σ N_d / SST), or of / Σ `against`, for rows N [k, m]."""
+        m, ends = len(self.documents), []
+        if m < 5:
+            return np.full((2, len(numerators)), np.nan)
+
+        def jackknife(weights):
+            """Value, value corrected for bias, standard error, [3, B] for each row N."""
+            if against is None:
+                total, without = self._spread(target, weights)
+            else:
+                total = weights @ against
+                without = total[:, None] - against
+            for numerator in numerators:
+                whole = weights @ numerator
+                value = scale(whole / total)
+                left = scale((whole[:, None] - numerator) / without)
+                left = np.where(weights > 0, left, 0)
+                mean = (weights * left).sum(axis=1) / m
+                error = (weights * (left - mean[:, None]) ** 2).sum(axis=1) * (m - 1) / m
+                yield np.array([value, m * value - (m - 1) * mean, np.sqrt(error)])
+
+        blocks = np.array_split(self.resample(draws, seed), max(1, draws * m // 1_000_000))
+        with np.errstate(divide="ignore", invalid="ignore"):  # draws of one document alone
+            drawn = zip(*(jackknife(block) for block in blocks))
+            for numerator, whole, parts in zip(numerators, jackknife(np.ones((1, m))), drawn):
+                if not numerator.any():  # a perfect fit, or two equal ones
+                    ends.append(np.full(2, scale(0.0)))
+                    continue
+                (value,), (centre,), (error,) = whole
+                _, corrected, errors = np.hstack(parts)
+                t = abs(corrected - value) / errors
+                t = t[np.isfinite(t)]
+                reach = error * np.quantile(t, level) if len(t) else error
+                ends.append((centre - reach, centre + reach))
+        return np.transpose(ends)

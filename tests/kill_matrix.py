@@ -26,13 +26,17 @@ from clone import clone, environment
 from conftest import ROOT
 
 STORY = ["00_overview", "01_corpus", "02_embeddings", "03_decomposition", "04_figures"]
+STORY += ["05_how_sure"]
 # Shares of a notebook's time at which it is stopped.
 KILLS = {0: [0.5, 0.9], 1: [0.1, 0.6, 0.8, 0.9, 0.97], 2: [0.1, 0.5, 0.65, 0.8, 0.9, 0.97]} | {
     3: [0.3, 0.6, 0.8, 0.95],
     4: [0.2, 0.4, 0.6, 0.8, 0.95],
+    5: [0.5, 0.9],
 }
 INTERRUPTS = {0: [0.3], 1: [0.8], 2: [0.2, 0.8], 3: [0.9], 4: [0.7]}
-LATER = re.compile("figures/smoke/(?!corpus_|decomposition_)|00_overview|04_figures|agreement")
+LATER = re.compile(
+    "figures/smoke/(?!corpus_|decomposition_)|00_overview|04_figures|agreement|how_sure"
+)
 FREE = [0, 100, 400, 900, 1500, 4000]  # kB
 SCORES = ["data/results/smoke/scores.csv", "PROFILE=smoke"]
 SETTINGS = {}  # of the environment of every make
@@ -176,7 +180,7 @@ def stopped(folder, kind, before, seconds, expected):
     for i, shares in moments.items():
         for share in shares:
             jobs = ["-j4"] * (round(share * 100) % 20 == 0)
-            command = [*jobs, *(["smoke"] if i in (0, 4) else SCORES)]
+            command = [*jobs, *(SCORES if i in (1, 2, 3) else ["smoke"])]
             tree = copy(before[i], folder / "trial")
             process = start(tree, *command)
             time.sleep(share * seconds[i])

@@ -48,6 +48,14 @@ DECLARED = {
     "02_embeddings": ["lengths", "models", "sequences", *OTHERS],
     "03_decomposition": ["lengths", "pooling", "scheduler", "alpha"],
     "04_figures": ["lengths"],
+    "05_how_sure": [
+        "draws",
+        "repetitions",
+        "permutations",
+        "extras",
+        "extra_tokens",
+        "extra_models",
+    ],
 }
 
 

@@ -57,6 +57,9 @@ CORPUS_FILES = (".txt", ".jsonl", ".parquet")
 LEFT = re.compile(r"\..*\.(\d+)\.(?:tmp|old|tmp\.ipynb)")
 SAVED = re.compile(r'^lmd\.save_figure\(.*, profile, "([^"]+)"\)', re.MULTILINE)
 
+# tables that 05_how_sure writes for any profile
+HOW_SURE = ("coverage", "ranks", "groups", "curves", "published", "permutations", "nulls")
+
 CHOICES = {
     "sequences": ("spans", "decoded"),
     "selection": ("sampled", "first"),
@@ -67,6 +70,11 @@ CHOICES = {
 LEAST = {"max_documents": 0, "n_train": 2, "n_validation": 2, "n_test": 2, "seed": 0} | {
     "batch_size": 1,
     "alpha": 0.0,
+    "draws": 100,
+    "repetitions": 2,
+    "permutations": 2,
+    "extra_tokens": 1,
+    "extra_models": 2,
 }
 ENTRY = dict.fromkeys(("name", "source", "revision", "init", "role", "after"), str) | {"layer": int}
 # of A1_pretrain_zoo: what a value must be a multiple of, and its least
@@ -641,6 +649,7 @@ def products(run, notebooks, values):
         "02_embeddings": [results / "models.csv"] + [array_file(array) for array in arrays],
         "03_decomposition": [results / "scores.csv"],
         "04_figures": [results / "agreement.csv"] * has_counterparts(values),
+        "05_how_sure": [results / f"how_sure_{table}.csv" for table in HOW_SURE],
     }
     saved = {notebook: saved_figures(notebook) for notebook in notebooks}
     others = set().union(*(s for notebook, s in saved.items() if notebook != "04_figures"))
