@@ -52,7 +52,7 @@ BUILD := build/$(RUN)
 DONE := $(BUILD)/notebooks
 RESULTS := data/results/$(RUN)
 RUN_NOTEBOOK = $(PY) tools/run_notebook.py $< $(BUILD)/params/$(@F:.ipynb=.yaml) $@
-STORY := 00_overview 01_corpus 02_embeddings 03_decomposition 04_figures
+STORY := 00_overview 01_corpus 02_embeddings 03_decomposition 04_figures 06_structure
 # The appendices run with the default profile, beside the end of the story.
 APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(wildcard notebooks/A[0-9]*.ipynb))))
 SLOW := tests/test_notebooks.py tests/test_make.py
@@ -208,6 +208,11 @@ $(DONE)/04_figures.ipynb: notebooks/lmd.mplstyle $(wildcard data/published/*.csv
 # An appendix runs beside 04, and so on one thread.
 $(APPENDICES:%=$(DONE)/%.ipynb): $(DONE)/%.ipynb: notebooks/%.ipynb $(BUILD)/params/%.yaml lmd_utils.py \
 		$(DONE)/01_corpus.ipynb notebooks/lmd.mplstyle | $(BUILD)/preflight $(DONE)/03_decomposition.ipynb
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(RUN_NOTEBOOK)
+
+# One thread: the sums of many small products are then the same on any number of cores, and as fast.
+$(DONE)/06_structure.ipynb: notebooks/06_structure.ipynb $(BUILD)/params/06_structure.yaml lmd_utils.py \
+		$(RESULTS)/models.csv $(RESULTS)/scores.csv notebooks/lmd.mplstyle | $(BUILD)/preflight
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(RUN_NOTEBOOK)
 
 # Changes only when a sequence does: a new style of 01_corpus' figures re-runs no model.
