@@ -56,7 +56,7 @@ BUILD := build/$(RUN)
 DONE := $(BUILD)/notebooks
 RESULTS := data/results/$(RUN)
 RUN_NOTEBOOK = $(PY) tools/run_notebook.py $< $(BUILD)/params/$(@F:.ipynb=.yaml) $@
-STORY := 00_overview 01_corpus 02_embeddings 03_decomposition 04_figures 05_how_sure
+STORY := 00_overview 01_corpus 02_embeddings 03_decomposition 04_figures 05_how_sure 06_structure
 # The appendices run with the default profile, beside the end of the story; so do the explorer and
 # numbered notebooks that take no name of a run (tools/parameters.py: appendices).
 NAMELESS := $(shell grep -L '"profile = ' notebooks/[0-9]*.ipynb 2>/dev/null)
@@ -243,6 +243,11 @@ $(APPENDICES:%=$(DONE)/%.ipynb): $(DONE)/%.ipynb: notebooks/%.ipynb $(BUILD)/par
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(RUN_NOTEBOOK)
 
 $(DONE)/09_explorer.ipynb: $(DONE)/03_decomposition.ipynb
+
+# One thread: the sums of many small products are then the same on any number of cores, and as fast.
+$(DONE)/06_structure.ipynb: notebooks/06_structure.ipynb $(BUILD)/params/06_structure.yaml lmd_utils.py \
+		$(RESULTS)/models.csv $(RESULTS)/scores.csv notebooks/lmd.mplstyle | $(BUILD)/preflight
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(RUN_NOTEBOOK)
 
 # Changes only when a sequence does: a new style of 01_corpus' figures re-runs no model.
 $(BUILD)/sequences.cksum: $(DONE)/01_corpus.ipynb

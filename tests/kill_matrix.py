@@ -35,7 +35,7 @@ KILLS = {0: [0.5, 0.9], 1: [0.1, 0.6, 0.8, 0.9, 0.97], 2: [0.1, 0.5, 0.65, 0.8, 
 }
 INTERRUPTS = {0: [0.3], 1: [0.8], 2: [0.2, 0.8], 3: [0.9], 4: [0.7]}
 LATER = re.compile(
-    "figures/smoke/(?!corpus_|decomposition_)|00_overview|04_figures|agreement|how_sure"
+    "figures/smoke/(?!corpus_|decomposition_)|00_overview|04_figures|agreement|how_sure|structure"
 )
 FREE = [0, 100, 400, 900, 1500, 4000]  # kB
 SCORES = ["data/results/smoke/scores.csv", "PROFILE=smoke"]

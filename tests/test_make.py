@@ -26,7 +26,7 @@ import lmd_utils as lmd
 pytestmark = pytest.mark.pipeline
 
 STORY = ["00_overview", "01_corpus", "02_embeddings", "03_decomposition", "04_figures"]
-STORY += ["05_how_sure"]
+STORY += ["05_how_sure", "06_structure"]
 PAPER = [name for name in tiny.CHECKPOINTS if name != "gpt2"]
 
 
