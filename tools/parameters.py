@@ -655,7 +655,11 @@ def products(run, notebooks, values):
     saved = {notebook: saved_figures(notebook) for notebook in notebooks}
     others = set().union(*(s for notebook, s in saved.items() if notebook != "04_figures"))
     # Which others 04 draws depends on its tables; each that is there in one format must be in both.
-    drawn = {p.stem for p in figures.glob("*.p[dn][fg]") if not p.stem.startswith(("how_sure_", "structure_"))}
+    drawn = {
+        p.stem
+        for p in figures.glob("*.p[dn][fg]")
+        if not p.stem.startswith(("how_sure_", "structure_"))
+    }
     saved["04_figures"] = saved.get("04_figures", set()) | drawn - others
     for notebook, stems in saved.items():
         files.setdefault(notebook, []).extend(
