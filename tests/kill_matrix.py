@@ -26,12 +26,13 @@ from clone import clone, environment
 from conftest import ROOT
 
 STORY = ["00_overview", "01_corpus", "02_embeddings", "03_decomposition", "04_figures"]
-STORY += ["05_how_sure"]
+STORY += ["05_how_sure", "06_structure"]
 # Shares of a notebook's time at which it is stopped.
 KILLS = {0: [0.5, 0.9], 1: [0.1, 0.6, 0.8, 0.9, 0.97], 2: [0.1, 0.5, 0.65, 0.8, 0.9, 0.97]} | {
     3: [0.3, 0.6, 0.8, 0.95],
     4: [0.2, 0.4, 0.6, 0.8, 0.95],
     5: [0.5, 0.9],
+    6: [0.5, 0.9],
 }
 INTERRUPTS = {0: [0.3], 1: [0.8], 2: [0.2, 0.8], 3: [0.9], 4: [0.7]}
 LATER = re.compile(
