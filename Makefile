@@ -234,7 +234,9 @@ $(DONE)/04_figures.ipynb: notebooks/lmd.mplstyle $(wildcard data/published/*.csv
 $(DONE)/05_how_sure.ipynb: notebooks/lmd.mplstyle $(wildcard data/published/*.csv) \
 	$(RESULTS)/models.csv $(RESULTS)/scores.csv
 
-$(TABLES): $(DONE)/04_figures.ipynb $(RESULTS)/models.csv $(RESULTS)/scores.csv tools/publish.py
+# It prints the small tables of 05 and 06, too.
+$(TABLES): $(patsubst %,$(DONE)/%.ipynb,04_figures 05_how_sure 06_structure) $(RESULTS)/corpus.csv \
+		$(RESULTS)/models.csv $(RESULTS)/scores.csv tools/publish.py
 	@$(PY) tools/publish.py tables $(RUN)
 
 # An appendix runs beside 04, and so on one thread.
@@ -243,6 +245,8 @@ $(APPENDICES:%=$(DONE)/%.ipynb): $(DONE)/%.ipynb: notebooks/%.ipynb $(BUILD)/par
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(RUN_NOTEBOOK)
 
 $(DONE)/09_explorer.ipynb: $(DONE)/03_decomposition.ipynb
+# 08 and 10 read models of the zoo, which no table of the run has a hash of.
+$(NAMELESS:notebooks/%=$(DONE)/%): $(wildcard data/zoo/MANIFEST.json)
 
 # One thread: the sums of many small products are then the same on any number of cores, and as fast.
 $(DONE)/06_structure.ipynb: notebooks/06_structure.ipynb $(BUILD)/params/06_structure.yaml lmd_utils.py \

@@ -13,6 +13,7 @@ import parameters
 import pytest
 import readme_results
 import yaml
+from clone import environment
 from conftest import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -114,6 +115,20 @@ def test_make_alone_prints_help_with_every_target():
     listed = set(re.findall(r"^  make ([\w-]+) ", done.stdout, re.MULTILINE))
     assert listed == makefile_targets() - {"parameters"}
     assert all(profile in done.stdout for profile in PROFILES)
+
+
+def test_make_knows_what_the_tables_and_the_appendices_are_made_from():
+    """The tables print those of 05 and 06, too; 08 and 10 read the zoo, and the documents of 01."""
+    command = ["make", "-p", "-q", "help", f"VENV={sys.prefix}", "READY=requirements.txt"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    needed = dict(re.findall(r"^(\S+): (.*)$", done.stdout, re.MULTILINE))
+    folder = "build/course/notebooks/"
+    tables = needed["figures/course/tables/all.tex"].split()
+    for name in ("04_figures", "05_how_sure", "06_structure"):
+        assert f"{folder}{name}.ipynb" in tables
+    for name in ("08_solutions", "10_your_models"):
+        made_from = needed[f"{folder}{name}.ipynb"].split(" | ")[0].split()
+        assert {"data/zoo/MANIFEST.json", f"{folder}01_corpus.ipynb"} <= {*made_from}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -25,7 +25,8 @@ from parameters import ROOT, all_declared, clean_name
 import lmd_utils as lmd
 
 LIST = ROOT / "figures" / "FIGURES.md"
-MOST_ROWS = 60  # of a table that is printed whole
+MOST_ROWS = 60  # of a table of a further notebook that is printed whole
+WIDEST = 130  # characters of its longest row: what a page holds in the smallest size
 SMALL = "†"  # n < 3p
 LATEX = {"²": r"\textsuperscript{2}", SMALL: r"\textsuperscript{\dag}", "–": "--", "−": "$-$"} | {
     "Δ": r"$\Delta$",
@@ -158,8 +159,10 @@ def tables(run):
             cells(found.pop("agreement").set_index("T")),
         )
     for name, table in found.items():  # of further notebooks
-        if len(table) <= MOST_ROWS and table.shape[1] <= 12:
-            made[name] = (f"The table {name}.csv.", cells(table.set_index(table.columns[0])))
+        shown = cells(table.set_index(table.columns[0]))
+        wide = shown.reset_index().astype(str).map(len).sum(axis=1).max()
+        if len(table) <= MOST_ROWS and table.shape[1] <= 12 and wide <= WIDEST:
+            made[name] = (f"The table {name}.csv.", shown)
     return made
 
 
