@@ -777,6 +777,24 @@ def test_a_student_of_another_teacher_is_not_published(zoo):
         publish_zoo.publish(source, target)
 
 
+def test_what_a_run_writes_does_not_make_its_own_parameters_new(repository):
+    """Else a notebook that reads the documents of 01_corpus would run again in each second call of make."""
+    values = {"sources": ["elsewhere/mine"], "text_file": "build/course/documents.parquet"}
+    before, own = (
+        parameters.fingerprint(values),
+        parameters.fingerprint(values | {"text_file": "my.txt"}),
+    )
+    assert before != own
+    documents = repository / values["text_file"]
+    documents.parent.mkdir(parents=True)
+    documents.write_bytes(b"documents")
+    assert parameters.fingerprint(values) == before
+    (repository / "my.txt").write_text("two documents\n\nof mine\n")
+    assert parameters.fingerprint(values | {"text_file": "my.txt"}) != own
+    (repository / "elsewhere/mine/config.json").write_text('{"hidden_size": 64}\n')
+    assert parameters.fingerprint(values) != before
+
+
 def test_the_figures_need_the_table_of_agreement_only_where_models_have_counterparts():
     def products(**given):
         run, notebooks, values = parameters.read({"CALLER": str(ROOT)} | given)

@@ -512,7 +512,7 @@ def read(environment):
 
 def local_sources(values):
     """Folders and files of this machine that the parameters name."""
-    sources = [m["source"] for m in values.get("models", [])]
+    sources = [m["source"] for m in values.get("models", [])] + values.get("sources", [])
     sources += [values[k] for k in ("tokenizer", "corpus", "zoo", "text_file") if values.get(k)]
     return [p for p in dict.fromkeys(ROOT / Path(s).expanduser() for s in sources) if p.exists()]
 
@@ -598,9 +598,15 @@ def verify_zoo(folder):
 
 
 def fingerprint(values):
-    """Digest of names, sizes and times of the local inputs: they may change in place."""
+    """Digest of names, sizes and times of the local inputs: they may change in place.
+
+    The documents that 01_corpus writes are none: make knows what follows from that notebook, and
+    what a run writes must not make its own parameters new.
+    """
     digest = hashlib.sha256()
     for source in local_sources(values):
+        if source.match(f"{ROOT}/build/*/documents.parquet"):
+            continue
         for file in sorted(source.rglob("*")) if source.is_dir() else [source]:
             if file.is_file() and not file.name.startswith("."):
                 stat = file.stat()
