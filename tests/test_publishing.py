@@ -96,6 +96,17 @@ def test_rows_without_keys_are_matched_by_their_place():
     )
 
 
+def test_a_table_in_the_order_of_its_scores_may_come_in_another_order():
+    """The last digits, and with them the order of near ties, are another processor's own."""
+    table = read("course", "how_sure_choices")
+    noise = 1e-7 * np.random.default_rng(0).normal(size=len(table))
+    other = table.assign(r2=table["r2"] + noise).sort_values("r2", ignore_index=True)
+    assert not other["text"].equals(table["text"])
+    assert verify.report({"t.csv": other}, {"t.csv": table})[2] == 0
+    other.loc[3, "r2"] += 0.001
+    assert verify.report({"t.csv": other}, {"t.csv": table})[2] == 1
+
+
 @pytest.fixture
 def repository(tmp_path):
     """A git checkout with the tool and the results of course; run the tool there: (status, output)."""
@@ -219,6 +230,7 @@ def run_of_one(tmp_path, monkeypatch):
         shutil.copy(ROOT / f"figures/course/{name}.pdf", tmp_path / "figures/course")
     record = {"start_time": "2026-01-02T03:04:05.6+00:00", "duration": 61.4}
     record |= {"parameters": {"alpha": 1e-6, "corpus": "/somewhere/else/my.txt"}}
+    record["parameters"]["scheduler"] = "tcp://node17.somewhere:8786"
     for name in ("01_corpus", "02_embeddings"):
         notebook = nbformat.v4.new_notebook(metadata={"papermill": record})
         path = tmp_path / "build/course/notebooks" / f"{name}.ipynb"
@@ -260,7 +272,8 @@ def test_the_statement_is_of_the_run(run_of_one):
     assert all(f"| {name} | {digest[:16]}" in re.sub(r"\| \S+ \| (?=[0-9a-f]{16})", "| ", text)
                for name, digest in zip(models["name"], models["model_sha256"]))  # fmt: skip
     assert all(digest in text for digest in models["sequences_sha256"])
-    assert '- corpus: `"my.txt"`' in text and "/somewhere" not in text
+    assert '- corpus: `"my.txt"`' in text and "somewhere" not in text
+    assert '- scheduler: `"tcp"`' in text
     data = (ROOT / "data/results/course/scores.csv").read_bytes()
     assert hashlib.sha256(data).hexdigest() in text
     assert "- numpy " in text and "cores" in text and "Code: not a git checkout." in text

@@ -244,11 +244,13 @@ def package_lines():
 
 
 def local(value):
-    """A parameter's value without the folders of one machine."""
+    """A parameter's value without the folders of one machine, and the name of no other one."""
     if isinstance(value, list):
         return [local(v) for v in value]
     if isinstance(value, dict):
         return {k: local(v) for k, v in value.items()}
+    if isinstance(value, str) and value.startswith("tcp://"):
+        return "tcp"
     return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
 
 
