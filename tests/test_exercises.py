@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import re
 import subprocess
 import sys
@@ -294,6 +295,25 @@ def test_a_notebook_that_was_handed_in_is_marked(tmp_path):
     assert "r2_by_hand: correct" in lines and "n_near_p: not answered yet" in lines
     assert any(line.startswith("adjusted_r2: not right yet") for line in lines)
     assert lines[-1] == "1 of 5 correct"
+
+
+@pytest.mark.parametrize(
+    "answer, message",
+    [
+        ("while True:\n    pass", "takes longer than 20 seconds"),
+        ("import os\nos._exit(1)", "its code ends the kernel"),
+    ],
+)
+def test_an_answer_that_does_not_end_is_one_line(tmp_path, monkeypatch, answer, message):
+    """So that the notebooks after it are marked, too."""
+    for name in ("JUPYTER_PATH", "PYTHONPATH", "TOKENIZERS_PARALLELISM", "PYTHONWARNINGS"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setattr(make_exercises, "LONGEST", 20)
+    path = tmp_path / "submitted.ipynb"
+    nbformat.write(make_exercises.filled(read("4_reading_r2"), {"r2_by_hand": answer}), path)
+    with pytest.raises(ValueError, match=f"submitted.ipynb: .*{message}") as refused:
+        make_exercises.grade(path)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ answer into the cell that holds `...` and run the check below it, whose code is 
 *not answered yet*, *not right yet* and what is off, or *correct*, and never stops the notebook. Before \
 you hand it in: *Restart kernel and run all cells*. Whoever gives up, or is done, finds the solutions in \
 [08 · Exercises and their solutions](../08_solutions.ipynb)."""
+LONGEST = 600  # seconds that a cell of an answer may take
 FOLDED = {"hint": "Hint", "lesson": "What it teaches (for when you are done)"}
 
 
@@ -125,6 +126,7 @@ def answers_of(submitted):
 
 def grade(path):
     """Lines that the checks print of a notebook that was handed in; ValueError when it is none."""
+    from nbclient.exceptions import CellTimeoutError, DeadKernelError
     from nbconvert.preprocessors import ExecutePreprocessor
 
     try:
@@ -139,8 +141,13 @@ def grade(path):
     fresh = filled(student_notebook(source, found[0]), answers)
     with tempfile.TemporaryDirectory() as scratch:
         prepare_environment(scratch, {})
-        runner = ExecutePreprocessor(kernel_name="python3", allow_errors=True, timeout=600)
-        runner.preprocess(fresh, {"metadata": {"path": str(TARGET)}})
+        runner = ExecutePreprocessor(kernel_name="python3", allow_errors=True, timeout=LONGEST)
+        try:
+            runner.preprocess(fresh, {"metadata": {"path": str(TARGET)}})
+        except CellTimeoutError:
+            raise ValueError(f"{path}: a cell takes longer than {LONGEST} seconds") from None
+        except DeadKernelError:
+            raise ValueError(f"{path}: its code ends the kernel") from None
     said = [c for c in fresh.cells if about(c).get("part") in ("check", "last") and "outputs" in c]
     text = "".join(o.text for c in said for o in c.outputs if o.get("name") == "stdout")
     return text.splitlines()
