@@ -154,6 +154,17 @@ def test_each_fault_is_found(site, alone, tmp_path, old, new, fault):
     assert sum(fault in p for p in after) > sum(fault in p for p in before)
 
 
+def test_a_browser_that_is_named_must_be_there(tmp_path):
+    command = [sys.executable, "tools/browse_site.py", str(tmp_path)]
+    for given, status, said in (
+        ("/no/chromium", 1, "browse_site: CHROMIUM=/no/chromium: no such program\n"),
+        ("", 0, "browse_site: skipped, no Chromium here; install it or name it: CHROMIUM=path\n"),
+    ):
+        settings = environment(CHROMIUM=given, PATH=str(tmp_path))
+        done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True)
+        assert (done.returncode, done.stdout + done.stderr) == (status, said)
+
+
 # --- alternative texts ---------------------------------------------------------------------------
 
 

@@ -5,7 +5,8 @@
 Opens every page from disk at the width of a desktop and of a phone, and reports: requests to
 elsewhere, errors of the console, pictures that do not load, mathematics without a size, text whose
 contrast is below WCAG 2.1 AA (4.5, or 3 for large text), pages wider than the window, and a search
-that finds nothing. Ends with a line, and no fault, where there is no Chromium; CHROMIUM=path names it.
+that finds nothing. Ends with a line, and no fault, where there is no Chromium; CHROMIUM=path names it,
+and must be there then.
 """
 
 import os
@@ -78,10 +79,10 @@ def main():
         sys.exit("usage: python tools/browse_site.py FOLDER [FOLDER FOR PICTURES]")
     given = os.environ.get("CHROMIUM", "").strip()
     chromium = given or next(filter(None, map(shutil.which, NAMES)), None)
-    if not chromium or not shutil.which(chromium):
-        print(
-            f"browse_site: skipped, no {given or 'Chromium'} here; install it or name it: CHROMIUM=path"
-        )
+    if given and not shutil.which(given):
+        sys.exit(f"browse_site: CHROMIUM={given}: no such program")
+    if not chromium:
+        print("browse_site: skipped, no Chromium here; install it or name it: CHROMIUM=path")
         return
     from playwright.sync_api import sync_playwright
 
