@@ -1,5 +1,6 @@
 """Settings and fixtures that the whole suite shares."""
 
+import fcntl
 import os
 import sys
 from pathlib import Path
@@ -26,7 +27,10 @@ def tiny_models():
     """Folder with one tiny seeded checkpoint per architecture of the paper, and gpt2 (made in build/tiny once)."""
     from tiny_models import build
 
-    return build(ROOT / "build" / "tiny")
+    (ROOT / "build").mkdir(exist_ok=True)
+    with open(ROOT / "build" / ".tiny-of-the-tests", "w") as lock:  # several files at a time
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return build(ROOT / "build" / "tiny")
 
 
 @pytest.fixture

@@ -212,6 +212,7 @@ def cluster():
     """A scheduler at an address, and two workers that are threads of this process."""
     from distributed import LocalCluster
 
+    (ROOT / "build").mkdir(exist_ok=True)
     options = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "protocol": "tcp"}
     with LocalCluster(**options, host="127.0.0.1", dashboard_address=None) as cluster:
         yield cluster
