@@ -284,5 +284,6 @@ def test_what_runs_elsewhere_calls_commands_that_exist():
     ].split()
     assert len(makes) >= 3
     assert all(name in targets or name.startswith("build/models/") for name in makes), makes
-    for name in re.findall(r"\b(\d\d_\w+)\.ipynb", code):
-        assert (ROOT / "notebooks" / f"{name}.ipynb").is_file()
+    names = re.findall(r"\b(\d\d_\w+)\.ipynb", code)
+    assert all((ROOT / "notebooks" / f"{name}.ipynb").is_file() for name in names)
+    assert names.index("01_corpus") < names.index("10_your_models"), "which reads its documents"
