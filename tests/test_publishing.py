@@ -198,6 +198,16 @@ def test_a_latex_table_has_every_score_of_its_square():
             assert value == ("--" if row[0] == target else f"{test[row[0], target]:.3f}")
 
 
+def test_of_two_models_all_the_others_are_one():
+    scores, names = read("course", "scores"), ["bert", "xlnet"]
+    pairs = scores[(scores["kind"] == "pair") & scores["basis"].isin(names)]
+    pairs = pairs[pairs["target"].isin(names)]
+    two = pd.concat([pairs, pairs.assign(kind="group")])
+    square, everyone = publish.square(two, names, 16), publish.on_all(two, names, 16)
+    assert everyone["test"].tolist() == [square.loc["xlnet", "bert"], square.loc["bert", "xlnet"]]
+    assert list(everyone["p"]) == ["64", "64"]
+
+
 @pytest.mark.parametrize("run", COMMITTED)
 def test_latex_is_whole(run):
     for path in (ROOT / "figures" / run / "tables").glob("*.tex"):

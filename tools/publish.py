@@ -115,7 +115,8 @@ def square(scores, names, T):
 def on_all(scores, names, T):
     """R² of each model on all the others at one T: train, adjusted, validation, test; n and p."""
     rows = scores[(scores["T"] == T) & scores["kind"].isin(["group", "control"])]
-    rows = rows[~rows["basis"].isin(names)]
+    # of two models, all the others are one
+    rows = rows[(rows["kind"] == "group") | ~rows["basis"].isin(names)]
     table = rows.pivot(index="target", columns="split", values="r2")
     train = rows[rows["split"] == "train"].set_index("target")
     table = table.assign(adjusted=train["r2_adjusted"])[["train", "adjusted", "validation", "test"]]
