@@ -31,7 +31,7 @@ WRONG = {
             "not a number",
         ),
         ("def pool(states, mask):\n    return states.mean(2)", "shape is [2, 5]"),
-        ("def pool(states, mask):\n    return states @ mask", "your code raises RuntimeError"),
+        ("def pool(states, mask):\n    return states @ mask", "the check stops at RuntimeError"),
     ],
     "left_padding": [
         ("def places(mask):\n    return torch.arange(5).repeat(2, 1)", "does not stand at place 0"),
@@ -45,6 +45,12 @@ WRONG = {
         (
             "def divided_by_T(u, counts, T):\n    return u / T\nr2_true = r2_padded = 0.5",
             "come out otherwise",
+        ),
+        (
+            SOLUTIONS["padding_makes_dependence"].replace(
+                "return u * counts[:, None] / T", "u *= counts[:, None] / T\n    return u"
+            ),
+            "restart the kernel",
         ),
         (
             SOLUTIONS["padding_makes_dependence"] + "\nr2_true, r2_padded = r2_padded, r2_true",
@@ -61,6 +67,14 @@ WRONG = {
             "W has the shape [4, 2]",
         ),
         (SOLUTIONS["normal_equations"].replace("/ (len(x) - 1)", ""), "alpha = 0.5"),
+        (
+            SOLUTIONS["normal_equations"].replace("/ (len(x) - 1)", "/ len(x)"),
+            "with the divisor n - 1?",
+        ),
+        (
+            SOLUTIONS["normal_equations"].replace("return W, mu_t - W @ mu_S", "return W"),
+            "the pair W, b",
+        ),
     ],
     "why_centre": [
         ("theirs, ours = 0.5, 0", "theirs"),
@@ -80,11 +94,23 @@ WRONG = {
             SOLUTIONS["score_from_moments"].replace("(scored.n - 1) * spread", "scored.n * spread"),
             "another sum",
         ),
+        (
+            "def residual_squares(W, b, scored):\n    return ((scored_t - scored_S @ W.T - b) ** 2).sum()",
+            "only the argument scored",
+        ),
+        (
+            SOLUTIONS["score_from_moments"].replace("np.trace", ""),
+            "one number is expected, not an array of shape [2, 2]",
+        ),
     ],
     "alpha_and_conditioning": [
         (
             "def condition(C, alpha):\n    return np.linalg.cond(C) + alpha\nsmallest_alpha = 1e-4",
             "51 is expected",
+        ),
+        (
+            "def condition(C, alpha):\n    return np.linalg.cond(C), alpha\nsmallest_alpha = 1e-4",
+            "one number is expected",
         ),
         (SOLUTIONS["alpha_and_conditioning"] + "\nsmallest_alpha = 1e-3", "smaller power"),
         (SOLUTIONS["alpha_and_conditioning"] + "\nsmallest_alpha = 1e-5", "above a million"),
@@ -112,6 +138,10 @@ WRONG = {
     "r2_by_hand": [
         ("ssr, sst, r2 = 100, 104, 0.5", "mean of two"),
         ("ssr, sst, r2 = 25, 104, 0.76", "ssr is not"),
+        (
+            "ssr, sst, r2 = np.array([0, 100]), np.array([4, 100]), np.array([1, 0])",
+            "one number is expected, not an array of shape [2]",
+        ),
         ("ssr, sst, r2 = 100, 208, 0.52", "sst is not"),
     ],
     "r2_is_not_symmetric": [
@@ -125,12 +155,18 @@ WRONG = {
         ("def noise_r2(n, p):\n    return p / n\nenough = 641", "centring"),
         (SOLUTIONS["n_near_p"] + "\nenough = 640", "still above"),
         (SOLUTIONS["n_near_p"] + "\nenough = 1000", "fewer rows"),
+        (SOLUTIONS["n_near_p"] + "\nenough = 1", "n > p + 1"),
     ],
     "adjusted_r2": [
         ("def adjusted(r2, n, p):\n    return 1 - (1 - r2) * n / (n - p)", "should give 0.25"),
         (
             "def adjusted(r2, n, p):\n    return 1 - (1 - r2) * (n - 1) / (n - p - 1)",
             "nothing to judge by",
+        ),
+        (
+            "def adjusted(r2, n, p):\n"
+            "    return max(0, 1 - (1 - r2) * (n - 1) / (n - p - 1)) if n > p + 1 else np.nan",
+            "below zero",
         ),
     ],
     "planted_dependence": [
@@ -149,6 +185,11 @@ WRONG = {
             ),
             "draw from rng",
         ),
+        (
+            SOLUTIONS["planted_dependence"].replace("rng.normal", "np.random.normal"),
+            "draw from rng alone",
+        ),
+        ("def plant(n, share, rng):\n    return rng.normal(size=(n, 5))", "the pair basis, target"),
     ],
     "add_your_own_model": [
         ("def mine(texts):\n    return [len(t) for t in texts]", "not [N, d]"),
@@ -172,6 +213,7 @@ WRONG = {
         ("smallest, reported = ['bert', 'xlnet'], 0.6", "another basis of this size"),
         ("smallest, reported = [n for n in zoo if n != 'albert'], 0.6", "below the best"),
         ("smallest, reported = ['albert'], 1.0", "no candidate"),
+        ("smallest, reported = 'albert', 1.0", "no candidate: {'albert'}"),
         (SOLUTIONS["choose_a_smallest_basis"] + "\nreported = max(r2.values())", "not the test R²"),
         ("smallest, reported = [], 0.0", "empty"),
     ],
@@ -184,8 +226,55 @@ WRONG = {
         ),
         (SOLUTIONS["compare_with_cka"] + "\ngap = gap[::-1]", "wrong order"),
         (SOLUTIONS["compare_with_cka"] + "\ngap = 'bert', 'bert'", "no pair"),
+        (SOLUTIONS["compare_with_cka"] + "\ngap = 'bert'", "no pair"),
     ],
 }
+
+
+def changed(exercise, function, what):
+    """The solution of an exercise, `what` made of the result of its function."""
+    return f"{SOLUTIONS[exercise]}\n{function} = (lambda f: lambda *a: {what})({function})"
+
+
+# exercise: right answers of another type, to fewer digits, or that overwrite their arguments
+RIGHT = {
+    "padding_in_the_mean": [changed("padding_in_the_mean", "pool", "f(*a).tolist()")],
+    "left_padding": [
+        changed("left_padding", "places", "f(*a).tolist()"),
+        changed("left_padding", "places", "f(*a).float()"),
+    ],
+    "normal_equations": [
+        changed("normal_equations", "solve", "[x.tolist() for x in f(*a)]"),
+        changed("normal_equations", "solve", "[f(*a), a[0].fill(0), a[1].fill(0)][0]"),
+    ],
+    "why_centre": ["theirs, ours = 0.990, 0"],
+    "all_groups_from_one_inverse": [
+        changed("all_groups_from_one_inverse", "group_weights", "f(*a).tolist()")
+    ],
+    "alpha_and_conditioning": [
+        "def condition(C, alpha):\n    C += alpha * np.eye(len(C))\n    return np.linalg.cond(C)\n"
+        "smallest_alpha = 1e-4"
+    ],
+    "float32_or_float64": [changed("float32_or_float64", "covariance", "[f(*a), a[0].fill(0)][0]")],
+    "merging_blocks": [changed("merging_blocks", "merge", "list(f(*a))")],
+    "r2_by_hand": ["ssr, sst, r2 = 100, 104, 0.038"],
+    "planted_dependence": [
+        changed("planted_dependence", "plant", "[x.tolist() for x in f(*a)]"),
+    ],
+}
+
+# exercise: answers that were begun
+MISSING = {
+    "normal_equations": ["def solve(*_):\n    pass", "def solve(*_):\n    return ..."],
+    "merging_blocks": [
+        "def merge(*_):\n    pass",
+        "def merge(one, other):\n    return one[0] + other[0], (one[1] + other[1]) / 2, ...",
+    ],
+    "adjusted_r2": ["def adjusted(r2, n, p):\n    1 - (1 - r2) * (n - 1) / (n - p - 1)"],
+    "planted_dependence": ["def plant(*_):\n    pass", "def plant(*_):\n    return ..."],
+    "compare_with_cka": [SOLUTIONS["compare_with_cka"] + "\ngap = ..., ..."],
+}
+NOT_YET = "not answered yet (`...` is left, or a function returns nothing)"
 
 
 def read(topic):
@@ -202,6 +291,13 @@ def run(cells, space):
             if about(cell).get("part") == "check":
                 said[about(cell)["name"]] = out.getvalue()
     return said
+
+
+def attempt(notebook, name, answer, space, parts=("given", "skeleton", "check")):
+    """What the check of an exercise prints of `answer`."""
+    cells = [c.copy() for c in notebook.cells if about(c).get("name") == name]
+    own = nbformat.from_dict({"cells": [c for c in cells if about(c)["part"] in parts]})
+    return run(make_exercises.filled(own, {name: answer}).cells, space)[name]
 
 
 @pytest.fixture(scope="module", params=TOPICS)
@@ -249,7 +345,7 @@ def test_no_solution_reaches_a_student(topic):
 def test_before_every_check_says_politely_that_the_answer_is_missing(tried):
     notebook, before, _, _ = tried
     names = [about(c)["name"] for c in notebook.cells if about(c).get("part") == "check"]
-    assert before == {name: f"{name}: not answered yet\n" for name in names}
+    assert before == {name: f"{name}: {NOT_YET}\n" for name in names}
 
 
 def test_after_pasting_the_solutions_every_check_says_correct(tried):
@@ -264,15 +360,36 @@ def test_a_wrong_answer_is_told_from_a_missing_one(tried):
     """And what is said names what is off."""
     notebook, before, _, space = tried
     for name in before:
-        own = [c for c in notebook.cells if about(c).get("name") == name]
         for answer, expected in WRONG[name]:
-            cells = [c.copy() for c in own]
-            said = run(
-                make_exercises.filled(nbformat.from_dict({"cells": cells}), {name: answer}).cells,
-                space,
-            )
-            assert said[name].startswith(f"{name}: not right yet: "), (answer, said[name])
-            assert expected in said[name], (answer, said[name])
+            said = attempt(notebook, name, answer, space)
+            assert said.startswith(f"{name}: not right yet: "), (answer, said)
+            assert expected in said, (answer, said)
+
+
+def test_another_right_answer_is_correct_and_leaves_the_data_as_they_are(tried):
+    notebook, before, _, space = tried
+    for name in before:
+        for answer in RIGHT.get(name, []):
+            said = attempt(notebook, name, answer, space)
+            assert said == f"{name}: correct\n", (answer, said)
+            said = attempt(notebook, name, SOLUTIONS[name], space, ("skeleton", "check"))
+            assert said == f"{name}: correct\n", (answer, said)
+
+
+def test_an_answer_that_was_begun_is_missing_too(tried):
+    notebook, before, _, space = tried
+    for name in before:
+        for answer in MISSING.get(name, []):
+            assert attempt(notebook, name, answer, space) == f"{name}: {NOT_YET}\n", answer
+
+
+def test_a_check_may_be_repeated_after_all_the_others(tried):
+    """A check leaves alone what the exercises before it are given, and their answers."""
+    notebook, before, _, space = tried
+    for parts in (("given", "skeleton", "check"), ("skeleton", "check"), ("check",)):
+        for name in before:
+            said = attempt(notebook, name, SOLUTIONS[name], space, parts).splitlines()[-1]
+            assert said == f"{name}: correct"
 
 
 def test_a_notebook_that_was_handed_in_is_marked(tmp_path):
@@ -292,7 +409,7 @@ def test_a_notebook_that_was_handed_in_is_marked(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     lines = [line.removeprefix("submitted.ipynb: ") for line in done.stdout.splitlines()]
-    assert "r2_by_hand: correct" in lines and "n_near_p: not answered yet" in lines
+    assert "r2_by_hand: correct" in lines and f"n_near_p: {NOT_YET}" in lines
     assert any(line.startswith("adjusted_r2: not right yet") for line in lines)
     assert lines[-1] == "1 of 5 correct"
 

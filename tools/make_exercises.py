@@ -21,11 +21,12 @@ import lmd_utils as lmd
 SOURCE = ROOT / "notebooks" / "08_solutions.ipynb"
 TARGET = ROOT / "notebooks" / "exercises"
 HOW = """\
-Open this notebook with `make lab`; nothing has to be run before, and no network is needed. The cells \
-right below load what is needed and hold the machinery of the checks: run them and go on. Write each \
-answer into the cell that holds `...` and run the check below it, whose code is folded away. It says \
-*not answered yet*, *not right yet* and what is off, or *correct*, and never stops the notebook. Before \
-you hand it in: *Restart kernel and run all cells*. Whoever gives up, or is done, finds the solutions in \
+Open this notebook with `make lab`; nothing has to be run before, and no internet connection is needed. \
+The cells right below load what is needed and hold the machinery of the checks: run them and go on. \
+Write each answer into the cell that holds `...` and run the check below it, which is folded away in \
+JupyterLab: it may give the answer away, so leave it shut. It says *not answered yet*, *not right yet* \
+and what is off, or *correct*, and never stops the notebook. Before you hand it in: *Restart kernel and \
+run all cells*. If you are stuck or done, you find the solutions in \
 [08 · Exercises and their solutions](../08_solutions.ipynb)."""
 LONGEST = 600  # seconds that a cell of an answer may take
 FOLDED = {"hint": "Hint", "lesson": "What it teaches (for when you are done)"}
