@@ -125,6 +125,16 @@ def test_profile_gives_each_notebook_its_own_parameters(repository):
     assert list(notebooks["02_embeddings"])[:3] == ["profile", "lengths", "models"]
 
 
+def test_a_run_of_ones_own_does_not_go_on_with_the_profiles_models(repository):
+    """`make html RUN=mine` without the choices that made it would take the profile's."""
+    choices = {"PROFILE": "smoke", "RUN": "mine", "CORPUS": str(repository / "my.txt")}
+    parameters.write(*read(repository, **choices))
+    with pytest.raises(ValueError, match="RUN=mine was begun with other corpus: give the same"):
+        read(repository, PROFILE="smoke", RUN="mine")
+    assert read(repository, **choices)[0] == "mine"
+    assert read(repository, PROFILE="smoke", RUN="other")[0] == "other"
+
+
 @pytest.mark.parametrize(
     "line, message",
     [

@@ -462,6 +462,18 @@ def parse_set(text, variable="SET"):
     return values
 
 
+def check_same_run(run, values):
+    """Raise ValueError where `run` was begun with other models or text than it would now go on with."""
+    for path in sorted((ROOT / "build" / run / "params").glob("*.yaml")):
+        begun = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for key in ("models", "corpus"):
+            if key in begun and begun[key] != values[key]:
+                raise ValueError(
+                    f"RUN={run} was begun with other {key}: give the same PROFILE, MODELS, CORPUS and SET "
+                    "again, or another RUN"
+                )
+
+
 def read(environment):
     """(run, {notebook: parameters}, all parameters) of what `make` exports."""
     keys = ("PROFILE", "RUN", "MODELS", "CORPUS", "SET", "SCHEDULER")
@@ -502,6 +514,8 @@ def read(environment):
         raise ValueError(
             f"RUN={run} would overwrite the profile's own results; choose another name"
         )
+    if run != profile and not overrides:
+        check_same_run(run, values)
     values["profile"] = run
     parameters = {n: {k: values[k] for k in names} for n, names in notebooks.items()}
     return run, parameters | (appendices() if run == literals["profile"] else {}), values
