@@ -331,6 +331,7 @@ def test_own_models_and_text_from_another_folder(copy, documents, tmp_path):
     assert status == 0 and begun(lines) == STORY[1:4], "\n".join(lines)
     scores = pd.read_csv(copy / "data/results/custom/scores.csv")
     assert set(scores["target"]) == {"mine", "gpt2"}
+    assert len(scores) == 3 * (2 + 2), "of two models, a group is a pair: each has its own row"
 
 
 @pytest.mark.parametrize("profile", ["paper", "paper_corrected"])

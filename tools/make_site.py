@@ -34,7 +34,6 @@ PAGES += ("CHANGELOG.md", "CONTRIBUTING.md")  # those that are there
 ALTERNATIVE = re.compile(r"\*Alternative text:(?:\*[ \t]*(.+)|[ \t]*([^*]+)\*)")
 SAVED = re.compile(r'\bsave(?:_figure)?\([^"\n]*?,\s*f?"([^"]+)"\)')
 EXTERNAL = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
-MADE = ("notebooks/exercises",)  # what a command makes: a link to it is plain text until then
 PRIORITY = ["text/html", "image/svg+xml", "image/png", "image/jpeg", "text/markdown", "text/plain"]
 
 
@@ -161,8 +160,7 @@ class Site:
             kept.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, kept)
             return f"files/{name}"
-        if not name.startswith(MADE):
-            self.faults.append(f"{source}: {href} does not exist")
+        self.faults.append(f"{source}: {href} does not exist")
         return None
 
     def finish(self, body, source, page):
