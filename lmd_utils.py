@@ -1354,6 +1354,6 @@ class DocumentSums:
                 _, corrected, errors = np.hstack(parts)
                 t = abs(corrected - value) / errors
                 t = t[np.isfinite(t)]
-                reach = error * np.quantile(t, level) if len(t) else np.nan
+                reach = error * np.quantile(t, level) if len(t) else np.nan if error else 0.0
                 ends.append((centre - reach, centre + reach))
         return np.transpose(ends)
