@@ -188,10 +188,11 @@ def test_two_workers_one_of_them_killed_give_what_one_process_gives(root):
 def test_no_worker_outlives_the_notebook(root, number):
     (root / "build").mkdir(exist_ok=True)
     program = """
-        import multiprocessing, time
+        import multiprocessing, signal, time
         import lmd_utils as lmd
 
         if __name__ == "__main__":
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
             with lmd.dask_map(time.sleep, "local:2") as each:
                 print(*[w.pid for w in multiprocessing.active_children()], flush=True)
                 list(each([60, 60]))
