@@ -6,6 +6,7 @@ CORPUS ?=
 SET ?=
 ZOO_PROFILE ?= course
 ZOO_SET ?=
+COUPLING_SET ?=
 SIZE ?= full
 VENV ?= .venv
 PYTHON ?= python3.11 python3.12 python3.13 python3 python
@@ -28,7 +29,7 @@ ZOO ?= build/zoo-custom/published
 endif
 
 CALLER := $(if $(LMD_HELD),$(CALLER),$(PWD))
-export PROFILE RUN MODELS CORPUS SET CALLER ZOO_PROFILE ZOO_SET
+export PROFILE RUN MODELS CORPUS SET CALLER ZOO_PROFILE ZOO_SET COUPLING_SET
 export PYTHONPATH := $(CURDIR)
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .SUFFIXES:
@@ -53,15 +54,16 @@ DONE := $(BUILD)/notebooks
 RESULTS := data/results/$(RUN)
 RUN_NOTEBOOK = $(PY) tools/run_notebook.py $< $(BUILD)/params/$(@F:.ipynb=.yaml) $@
 STORY := 00_overview 01_corpus 02_embeddings 03_decomposition 04_figures
-# The appendices run with the default profile, beside the end of the story.
-APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(wildcard notebooks/A[0-9]*.ipynb))))
+# The appendices, and the chapters that no profile sets, run with the default profile, beside the end of the story.
+APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(wildcard notebooks/A[0-9]*.ipynb notebooks/07_*.ipynb))))
 SLOW := tests/test_make.py tests/test_notebooks.py
 # What a run writes, no other may write meanwhile (tools/lock.py): the folders of build/ that this call's
 # goals write. A dry run (-n) writes none.
 FREE := help setup test smoke lint format lab bench kills clean distclean $(READY) build/models/% build/tiny/%
 ZOO_GOALS := zoo trained build/zoo/% build/zoo-custom/%
+COUPLING := coupling$(if $(strip $(COUPLING_SET)),-custom)
 LMD_GOALS := $(or $(MAKECMDGOALS),help)
-LOCKS := $(if $(filter-out $(FREE) $(ZOO_GOALS),$(LMD_GOALS)),$(RUN)) $(if $(filter $(ZOO_GOALS),$(LMD_GOALS)),$(notdir $(ZOO_BUILD)))
+LOCKS := $(if $(filter-out $(FREE) $(ZOO_GOALS) coupling,$(LMD_GOALS)),$(RUN)) $(if $(filter $(ZOO_GOALS),$(LMD_GOALS)),$(notdir $(ZOO_BUILD))) $(if $(filter coupling,$(LMD_GOALS)),$(COUPLING))
 LOCKS := $(if $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),,$(strip $(LOCKS)))
 export LMD_GOALS
 # Two jobs where an appendix runs beside 04, unless -j says how many.
@@ -70,7 +72,7 @@ PARAMS := $(patsubst %,$(BUILD)/params/%.yaml,$(STORY) $(APPENDICES))
 
 ifeq ($(filter-out $(LMD_HELD),$(LOCKS)),)
 ##@ The two commands that a newcomer needs; both set up what they need
-.PHONY: help setup reproduce figures test smoke lint format html lab notebooks bench zoo kills clean distclean parameters
+.PHONY: help setup reproduce figures test smoke lint format html lab notebooks bench zoo coupling kills clean distclean parameters
 
 reproduce: $(patsubst %,$(DONE)/%.ipynb,$(STORY) $(APPENDICES)) $(RESULTS)/corpus.csv $(RESULTS)/scores.csv ## run every notebook that is out of date, with PROFILE=course or what you name
 	@echo "$(RUN): figures in figures/$(RUN), tables in $(RESULTS), executed notebooks in $(DONE)"
@@ -91,6 +93,7 @@ help: ## print this help
 	@echo "  SET=\"key=value\"       any parameter of a notebook; RUN=name  where the results go (else: custom)"
 	@echo "  ZOO=folder            where make zoo puts the models (else: data/zoo); ZOO_SET=\"key=value\"  parameters of its"
 	@echo "                        notebook; ZOO_PROFILE=name  whose text (with either of these, else: build/zoo-custom)"
+	@echo "  COUPLING_SET=\"key=value\"  settings of tools/coupling.py; the tables then go to data/results/coupling-custom"
 	@echo "  SIZE=small            make bench in seconds, into data/results/bench-small"
 	@echo "  VENV=folder           the Python environment (else: .venv); PYTHON=python3.11  what makes it"
 
@@ -135,6 +138,10 @@ zoo: $(READY) ## train the models of data/zoo from nothing, two at a time, and p
 	@$(PY) tools/parameters.py zoo $(ZOO_BUILD)
 	@$(MAKE) $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j2) trained
 	@$(PY) tools/publish_zoo.py $(ZOO_BUILD)/models $(ZOO)
+
+coupling: $(READY) ## train and measure the models of 07_embedding_coupling, two at a time (two and a half hours)
+	@$(MAKE) build/course/notebooks/01_corpus.ipynb PROFILE=course RUN=course MODELS= CORPUS= SET= ONLY=01_corpus
+	@$(PY) tools/coupling.py
 
 clean: ## remove everything that was made, but not the environment and not the committed results
 	@if test -x $(PY); then $(PY) tools/lock.py --alone -- sh -c 'rm -rf build/*'; else rm -rf build; fi

@@ -17,6 +17,7 @@ SETTINGS = (
     "ZOO",
     "ZOO_PROFILE",
     "ZOO_SET",
+    "COUPLING_SET",
     "MAKEFLAGS",
     "MFLAGS",
     "MAKELEVEL",

@@ -44,7 +44,18 @@ NEEDED += ("record.json", "README.md")  # the files of a model of the zoo
 HUB_ID = re.compile(r"[\w\-][\w.\-]*(/[\w\-][\w.\-]*)?")
 NAME = re.compile(r"[\w\-][\w.\-]*(/[\w\-][\w.\-]*)?")
 # folders of build/, data/results/ or figures/ that belong to no run
-SHARED = ("bench", "models", "packages", "published", "reliability", "tiny", "zoo", "zoo-custom")
+SHARED = (
+    "bench",
+    "coupling",
+    "coupling-custom",
+    "models",
+    "packages",
+    "published",
+    "reliability",
+    "tiny",
+    "zoo",
+    "zoo-custom",
+)
 CORPUS_FILES = (".txt", ".jsonl", ".parquet")
 LEFT = re.compile(r"\..*\.(\d+)\.(?:tmp|old|tmp\.ipynb)")
 SAVED = re.compile(r'^lmd\.save_figure\(.*, profile, "([^"]+)"\)', re.MULTILINE)
@@ -120,13 +131,15 @@ def declared(notebook):
 
 
 def appendices():
-    """{notebook stem: its literals} of the appendices: they run with the default profile, as they are."""
-    return {p.stem: declared(p) for p in sorted((ROOT / "notebooks").glob("A[0-9]*.ipynb"))}
+    """{notebook stem: its literals} of the appendices and chapters that run with the default profile, as they are."""
+    found = [p for kind in ("A[0-9]", "07_") for p in (ROOT / "notebooks").glob(f"{kind}*.ipynb")]
+    return {p.stem: declared(p) for p in sorted(found)}
 
 
 def all_declared():
     """{notebook stem: its literals}, and the union of all literals: what a profile may set."""
-    notebooks = {p.stem: declared(p) for p in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))}
+    found = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+    notebooks = {p.stem: declared(p) for p in found if not p.stem.startswith("07_")}
     if not notebooks:
         raise ValueError(f"no notebooks in {ROOT / 'notebooks'}")
     return notebooks, {k: v for literals in notebooks.values() for k, v in literals.items()}
@@ -642,7 +655,8 @@ def write_zoo(folder, environment):
         )
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     decisive = [pins(), *("".join(c["source"]) for c in cells if c["cell_type"] == "code")]
-    decisive.append((ROOT / "tools" / "tiny_models.py").read_text(encoding="utf-8"))  # tokenizers
+    for shared in ("tiny_models.py", "pretraining.py"):  # tokenizers; hint, batches, loss
+        decisive.append((ROOT / "tools" / shared).read_text(encoding="utf-8"))
     digest = hashlib.sha256("\0".join(decisive).encode() + documents.read_bytes()).hexdigest()
     build, models = ROOT / folder, Path(folder, "models")
     for name in zoo_models():
