@@ -202,3 +202,62 @@ def test_a_wrong_setting_is_one_line(text, message):
     with pytest.raises(ValueError, match="COUPLING_SET") as error:
         coupling.settings_of(text)
     assert message in str(error.value)
+
+
+def test_the_notebook_draws_and_judges_these_tables_and_skips_what_is_not_there(
+    root, trained, capsys
+):
+    import matplotlib
+
+    matplotlib.use("agg")
+    cells = [c for c in json.loads(NOTEBOOK.read_text())["cells"] if c["cell_type"] == "code"]
+    space, figures = {}, root / "figures" / "course"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lmd, "ROOT", root)
+        for cell in cells:
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), space)  # our own notebook
+        names = {p.name for p in figures.iterdir()}
+        kinds = ("parameters", "loss", "probes", "transfer", "lmd")
+        assert names == {f"coupling_{kind}.{end}" for kind in kinds for end in ("pdf", "png")}
+        findings = space["findings"]
+        assert (findings.verdict == "cannot tell").all(), "variants that a finding needs are absent"
+        capsys.readouterr()
+        space["results"] = "nowhere"
+        at = next(i for i, cell in enumerate(cells) if cell["id"] == "read")
+        for cell in cells[at:]:
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), space)
+        assert "No tables in data/results/nowhere: make coupling" in capsys.readouterr().out
+    space["plt"].close("all")
+    judge(space)
+    space["plt"].rcdefaults()
+
+
+def judge(space):
+    """Verdicts on tables whose answer is known: the larger the output, the better; nothing else differs."""
+    cells = {c["id"]: "".join(c["source"]) for c in json.loads(NOTEBOOK.read_text())["cells"]}
+    order = list(coupling.VARIANTS)
+    keys = [(text, v, s) for text in ("english", "bilingual") for v in order for s in range(3)]
+    rows = pd.DataFrame(keys, columns=["text", "variant", "seed"])
+    grows = np.log2([coupling.VARIANTS[v][1] for v in rows.variant]) * rows.variant.isin(
+        space["SERIES"]
+    )
+    wobble = [0.01, 0.0, -0.01] * (len(rows) // 3)
+    probes = [
+        rows.assign(layer=layer, measure=m, value=0.5 + 0.1 * grows * (layer == 4) + wobble)
+        for layer in range(5)
+        for m in ("article", "article_transfer", "retrieval")
+    ]
+    noise = np.random.default_rng(0).normal(size=len(rows))
+    space |= {
+        "there": True, "texts": ["english", "bilingual"], "order": order,
+        "models": rows.assign(loss_english=5 + noise, blocks=4), "probes": pd.concat(probes),
+        "own": rows.assign(r2=0.5 - 0.1 * grows),
+    }  # fmt: skip
+    for name in ("values", "findings"):
+        exec(compile(cells[name], name, "exec"), space)
+    found = space["findings"].set_index(["finding", "measure"])["verdict"]
+    assert (found["a larger output transfers better"] == "agrees").all()
+    assert (found["a larger output keeps the last layer general"] == "agrees").all()
+    assert (found["ours: the last layer depends more on the middle"] == "does not").all()
+    assert (found["decoupling the weights does not hurt"] == "cannot tell").all(), "no difference"
+    assert found["parameters moved into depth help", "loss"] == "cannot tell"

@@ -207,6 +207,9 @@ def sources(functions):
     return digest(*(bare(inspect.getsource(f)) for f in functions))
 
 
+TRAINING_CODE = sources(TRAINING)  # now: the file may be edited while it runs
+
+
 def recipe(name, settings):
     """All that decides the weights of a model, but for versions of packages and the processor."""
     text, variant, seed = name.split("/")
@@ -256,7 +259,7 @@ def start(name, settings):
 
 
 def train(name, settings, home):
-    """Train one model into home/NAME: model.safetensors and record.json; nothing if they are there."""
+    """Train one model into home/NAME, a folder that MODELS=... takes, with record.json; nothing if it is there."""
     folder, work, wanted = (
         home / name,
         home / ".work" / name.replace("/", "-"),
@@ -290,8 +293,11 @@ def train(name, settings, home):
         if not (wanted["variant"] == "coupled" and "decoder.weight" in k)
     }
     folder.mkdir(parents=True, exist_ok=True)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(lmd.ROOT / TOKENIZERS[wanted["text"]] / file, folder)
+    model.config.save_pretrained(folder)
     with lmd.atomic(folder / "model.safetensors") as path:
-        save_file({k: v.contiguous() for k, v in weights.items()}, path)
+        save_file({k: v.contiguous() for k, v in weights.items()}, path, {"format": "pt"})
     record["weights_sha256"] = lmd.content_hash(folder / "model.safetensors")
     with lmd.atomic(folder / "record.json") as path:
         path.write_text(json.dumps(record, indent=1) + "\n")
@@ -467,6 +473,9 @@ MEASURING = [cut, states, classifier, articles, article_probe, pairs, order_prob
              decompositions, depths]  # fmt: skip
 
 
+MEASURING_CODE = sources(MEASURING)
+
+
 def measured(name, settings, home):
     """What decides the tables of a model."""
     text = name.split("/")[0]
@@ -477,7 +486,7 @@ def measured(name, settings, home):
     keys = ("span_tokens", "fit_spans", "seeds")
     texts = documents(settings)
     held = digest(*texts["validation"], *texts["test"])
-    return {"code": sources(MEASURING), "weights": weights, "documents": held} | {
+    return {"code": MEASURING_CODE, "weights": weights, "documents": held} | {
         k: settings[k] for k in keys
     }
 
@@ -575,8 +584,8 @@ def work(job, settings, home):
         lock = attempt(home / ".locks" / f"{job}-{name.replace('/', '-')}")
         if lock is None:
             continue
-        begin, done = time.time(), is_done(job, name, settings, home)
-        if not done:
+        begin = time.time()
+        if not is_done(job, name, settings, home):
             {"train": train, "measure": measure}[job](name, settings, home)
             minutes = (time.time() - begin) / 60
             print(f"{job} {name}: {minutes:.1f} minutes\n", end="", flush=True)
