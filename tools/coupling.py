@@ -195,8 +195,20 @@ def arguments(folder, settings, seed):
     )  # fmt: skip
 
 
+def held_out(model, tokenizer, settings, copy=None):
+    """Masked cross-entropy (nats) on validation documents, always at the same places; `copy`: of their translation."""
+    rows = token_rows(documents(settings)["validation"], tokenizer)
+    rng, collate, losses = np.random.default_rng(0), collator(tokenizer, settings), []
+    with torch.inference_mode():
+        for seed in range(settings["held_out_batches"]):
+            ids = spans(rows, tokenizer, 32, settings["span_tokens"], rng)
+            batch = collate([(ids if copy is None else copy[ids], seed)])
+            losses.append(float(masked_loss(model, batch)))
+    return float(np.mean(losses))
+
+
 TRAINING = [look_at_neighbours, wrapping, spans, masked_loss, second_language, Tied, Batches, block_parameters,
-            shape, build, token_rows, collator, arguments]  # fmt: skip
+            shape, build, token_rows, collator, arguments, held_out]  # fmt: skip
 
 
 def digest(*parts):
@@ -221,6 +233,8 @@ def recipe(name, settings):
         "learning_rate",
         "masked_share",
         "english_share",
+        "span_tokens",
+        "held_out_batches",
     )
     tokenizer = lmd.content_hash(lmd.ROOT / TOKENIZERS[text] / "tokenizer.json")
     return {"text": text, "variant": variant, "values": list(VARIANTS[variant]), "seed": int(seed)} | {
@@ -235,18 +249,6 @@ def finished(folder, wanted, file):
         weights = lmd.content_hash(folder / "model.safetensors")
         if (record["recipe"], record["weights_sha256"]) == (wanted, weights):
             return record
-
-
-def held_out(model, tokenizer, settings, copy=None):
-    """Masked cross-entropy (nats) on validation documents, always at the same places; `copy`: of their translation."""
-    rows = token_rows(documents(settings)["validation"], tokenizer)
-    rng, collate, losses = np.random.default_rng(0), collator(tokenizer, settings), []
-    with torch.inference_mode():
-        for seed in range(settings["held_out_batches"]):
-            ids = spans(rows, tokenizer, 32, settings["span_tokens"], rng)
-            batch = collate([(ids if copy is None else copy[ids], seed)])
-            losses.append(float(masked_loss(model, batch)))
-    return float(np.mean(losses))
 
 
 def start(name, settings):
