@@ -7,6 +7,7 @@ SET ?=
 SCHEDULER ?=
 ZOO_PROFILE ?= course
 ZOO_SET ?=
+COUPLING_SET ?=
 SIZE ?= full
 AGAINST ?=
 REPOSITORY ?=
@@ -32,7 +33,7 @@ ZOO ?= build/zoo-custom/published
 endif
 
 CALLER := $(if $(LMD_HELD),$(CALLER),$(PWD))
-export PROFILE RUN MODELS CORPUS SET SCHEDULER CALLER ZOO_PROFILE ZOO_SET REPOSITORY CHROMIUM
+export PROFILE RUN MODELS CORPUS SET SCHEDULER CALLER ZOO_PROFILE ZOO_SET COUPLING_SET REPOSITORY CHROMIUM
 export PYTHONPATH := $(CURDIR)
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .SUFFIXES:
@@ -57,18 +58,19 @@ DONE := $(BUILD)/notebooks
 RESULTS := data/results/$(RUN)
 RUN_NOTEBOOK = $(PY) tools/run_notebook.py $< $(BUILD)/params/$(@F:.ipynb=.yaml) $@
 STORY := 00_overview 01_corpus 02_embeddings 03_decomposition 04_figures 05_how_sure 06_structure
-# The appendices run with the default profile, beside the end of the story; so do the explorer and
+# The appendices run with the default profile, beside the end of the story; so do 07, the explorer and
 # numbered notebooks that take no name of a run (tools/parameters.py: appendices).
 NAMELESS := $(shell grep -L '"profile = ' notebooks/[0-9]*.ipynb 2>/dev/null)
-APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(NAMELESS) $(wildcard notebooks/09_*.ipynb notebooks/A[0-9]*.ipynb))))
+APPENDICES := $(if $(filter course,$(RUN)),$(notdir $(basename $(NAMELESS) $(wildcard notebooks/07_*.ipynb notebooks/09_*.ipynb notebooks/A[0-9]*.ipynb))))
 TABLES := figures/$(RUN)/tables/all.tex
 SLOW := tests/test_make.py tests/test_notebooks.py
 # What a run writes, no other may write meanwhile (tools/lock.py): the folders of build/ that this call's
 # goals write. A dry run (-n) writes none.
 FREE := help setup test smoke lint format params lab bench kills exercises clean distclean $(READY) build/models/% build/tiny/%
 ZOO_GOALS := zoo trained build/zoo/% build/zoo-custom/%
+COUPLING := coupling$(if $(strip $(COUPLING_SET)),-custom)
 LMD_GOALS := $(or $(MAKECMDGOALS),help)
-LOCKS := $(if $(filter-out $(FREE) $(ZOO_GOALS),$(LMD_GOALS)),$(RUN)) $(if $(filter $(ZOO_GOALS),$(LMD_GOALS)),$(notdir $(ZOO_BUILD)))
+LOCKS := $(if $(filter-out $(FREE) $(ZOO_GOALS) coupling,$(LMD_GOALS)),$(RUN)) $(if $(filter $(ZOO_GOALS),$(LMD_GOALS)),$(notdir $(ZOO_BUILD))) $(if $(filter coupling,$(LMD_GOALS)),$(COUPLING))
 LOCKS := $(if $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),,$(strip $(LOCKS)))
 export LMD_GOALS
 # Two jobs where an appendix runs beside 04, unless -j says how many.
@@ -77,7 +79,7 @@ PARAMS := $(patsubst %,$(BUILD)/params/%.yaml,$(STORY) $(APPENDICES))
 
 ifeq ($(filter-out $(LMD_HELD),$(LOCKS)),)
 ##@ The two commands that a newcomer needs; both set up what they need
-.PHONY: help setup reproduce figures bundle verify test smoke lint format params html site-check lab notebooks exercises bench zoo kills clean distclean parameters
+.PHONY: help setup reproduce figures bundle verify test smoke lint format params html site-check lab notebooks exercises bench zoo coupling kills clean distclean parameters
 
 reproduce: $(patsubst %,$(DONE)/%.ipynb,$(STORY) $(APPENDICES)) $(RESULTS)/corpus.csv $(RESULTS)/scores.csv $(TABLES) ## run every notebook that is out of date, with PROFILE=course or what you name
 	@echo "$(RUN): figures in figures/$(RUN), tables in $(RESULTS), executed notebooks in $(DONE)"
@@ -99,6 +101,7 @@ help: ## print this help
 	@echo "  SCHEDULER=local:4     embed and sum up in so many processes; tcp://host:8786  on a Dask cluster"
 	@echo "  ZOO=folder            where make zoo puts the models (else: data/zoo); ZOO_SET=\"key=value\"  parameters of its"
 	@echo "                        notebook; ZOO_PROFILE=name  whose text (with either of these, else: build/zoo-custom)"
+	@echo "  COUPLING_SET=\"key=value\"  settings of tools/coupling.py; the tables then go to data/results/coupling-custom"
 	@echo "  SIZE=small            make bench in seconds, into data/results/bench-small"
 	@echo "  AGAINST=run           what make verify compares with (else: what is committed)"
 	@echo "  REPOSITORY=owner/name on GitHub: make html links to Binder and Colab; CHROMIUM=path  for make site-check"
@@ -160,6 +163,10 @@ zoo: $(READY) ## train the models of data/zoo from nothing, two at a time, and p
 	@$(PY) tools/parameters.py zoo $(ZOO_BUILD)
 	@$(MAKE) $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j2) trained
 	@$(PY) tools/publish_zoo.py $(ZOO_BUILD)/models $(ZOO)
+
+coupling: $(READY) ## train and measure the models of 07_embedding_coupling, two at a time (two and a half hours)
+	@$(MAKE) build/course/notebooks/01_corpus.ipynb PROFILE=course RUN=course MODELS= CORPUS= SET= ONLY=01_corpus
+	@$(PY) tools/coupling.py
 
 clean: ## remove everything that was made, but not the environment and not the committed results
 	@if test -x $(PY); then $(PY) tools/lock.py --alone -- sh -c 'rm -rf build/*'; else rm -rf build; fi

@@ -18,6 +18,7 @@ SETTINGS = (
     "ZOO",
     "ZOO_PROFILE",
     "ZOO_SET",
+    "COUPLING_SET",
     "REPOSITORY",
     "CHROMIUM",
     "MAKEFLAGS",

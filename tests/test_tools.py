@@ -822,7 +822,8 @@ def pretraining(repository):
     toy_notebook.cells[3].source = "profile = 'course'\nzoo = 'data/zoo'\ntrain = []\nsteps = 30"
     nbformat.write(toy_notebook, repository / "notebooks/A1_pretrain_zoo.ipynb")
     (repository / "tools").mkdir()
-    (repository / "tools/tiny_models.py").write_text("")
+    for name in ("tiny_models.py", "pretraining.py"):
+        (repository / "tools" / name).write_text("")
     (repository / "build/smoke").mkdir(parents=True)
     (repository / "build/smoke/documents.parquet").write_bytes(b"documents")
 

@@ -52,7 +52,18 @@ NEEDED += ("record.json", "README.md")  # the files of a model of the zoo
 HUB_ID = re.compile(r"[\w\-][\w.\-]*(/[\w\-][\w.\-]*)?")
 NAME = re.compile(r"[\w\-][\w.\-]*(/[\w\-][\w.\-]*)?")
 # folders of build/, data/results/ or figures/ that belong to no run
-SHARED = ("bench", "models", "packages", "published", "reliability", "tiny", "zoo", "zoo-custom")
+SHARED = (
+    "bench",
+    "coupling",
+    "coupling-custom",
+    "models",
+    "packages",
+    "published",
+    "reliability",
+    "tiny",
+    "zoo",
+    "zoo-custom",
+)
 CORPUS_FILES = (".txt", ".jsonl", ".parquet")
 LEFT = re.compile(r"\..*\.(\d+)\.(?:tmp|old|tmp\.ipynb)")
 SAVED = re.compile(r'^lmd\.save_figure\(.*, profile, "([^"]+)"\)', re.MULTILINE)
@@ -765,7 +776,8 @@ def write_zoo(folder, environment):
         )
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     decisive = [pins(), *("".join(c["source"]) for c in cells if c["cell_type"] == "code")]
-    decisive.append((ROOT / "tools" / "tiny_models.py").read_text(encoding="utf-8"))  # tokenizers
+    for shared in ("tiny_models.py", "pretraining.py"):  # tokenizers; hint, batches, loss
+        decisive.append((ROOT / "tools" / shared).read_text(encoding="utf-8"))
     digest = hashlib.sha256("\0".join(decisive).encode() + documents.read_bytes()).hexdigest()
     build, models = ROOT / folder, Path(folder, "models")
     for name in zoo_models():

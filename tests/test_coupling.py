@@ -1,0 +1,279 @@
+"""Training and measuring the models of 07_embedding_coupling in small, and the notebook on such tables."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import coupling
+import numpy as np
+import pandas as pd
+import pytest
+import tiny_models
+import torch
+from clone import environment
+from conftest import ROOT
+
+import lmd_utils as lmd
+
+NOTEBOOK = ROOT / "notebooks" / "07_embedding_coupling.ipynb"
+SMALL = {
+    "profile": "tiny", "seeds": 2, "steps": 8, "hidden_size": 16, "layers": 2, "batch_tokens": 256,
+    "fit_spans": 6, "held_out_batches": 1, "texts": ["bilingual"], "variants": ["coupled", "small-both"],
+}  # fmt: skip
+SET = " ".join(
+    f"{key}={json.dumps(value)}".replace('"', "").replace(" ", "") for key, value in SMALL.items()
+)
+
+CUT = """
+import pathlib, sys, time
+import coupling, lmd_utils, torch
+
+lmd_utils.ROOT, calls, loss = pathlib.Path(sys.argv[1]), [], coupling.masked_loss
+
+def stops(model, batch):
+    calls.append(1)
+    while len(calls) > 5:  # in the sixth step, after a checkpoint
+        time.sleep(1)
+    return loss(model, batch)
+
+coupling.masked_loss = stops
+torch.set_num_threads(1)
+settings, home, _ = coupling.settings_of(sys.argv[2])
+coupling.train(sys.argv[3], settings, home)
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A folder that stands for the repository: documents, tokenizers, style."""
+    root = tmp_path_factory.mktemp("coupling")
+    for name in ("data", "notebooks", "tools", "lmd_utils.py"):
+        (root / name).symlink_to(ROOT / name) if name != "data" else (root / name).mkdir()
+    (root / "data" / "zoo").symlink_to(ROOT / "data" / "zoo")
+    path = root / "build" / "tiny" / "documents.parquet"
+    path.parent.mkdir(parents=True)
+    splits = ["train"] * 3 + ["validation", "validation", "test"]
+    texts = [text[:14000] for text in tiny_models.articles(6)]
+    pd.DataFrame({"doc_id": range(6), "split": splits, "text": texts}).to_parquet(path)
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(root):
+    """Settings, folder and names of four small models, trained and measured, with their tables written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lmd, "ROOT", root)
+        torch.set_num_threads(1)
+        settings, home, results = coupling.settings_of(SET)
+        assert results == "coupling-custom" and home == root / "build" / "coupling-custom"
+        for job in (coupling.train, coupling.measure):
+            for name in coupling.names(settings):
+                job(name, settings, home)
+        coupling.write_tables(settings, home, "coupling")
+        yield settings, home, coupling.names(settings)
+
+
+def test_a_training_that_is_killed_ends_with_the_same_bytes(root, trained):
+    settings, home, _ = trained
+    name = "bilingual/coupled/0"
+    whole = (home / name / "model.safetensors").read_bytes()
+    curve = json.loads((home / name / "record.json").read_text())["curve"]
+    (home / name / "record.json").unlink()
+    environ = environment(
+        PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tools")]), OMP_NUM_THREADS="1"
+    )
+    process = subprocess.Popen([sys.executable, "-c", CUT, str(root), SET, name], env=environ)
+    work = home / ".work" / name.replace("/", "-")
+    for _ in range(6000):
+        if any(work.glob("checkpoint-4/trainer_state.json")) or process.poll() is not None:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert any(work.glob("checkpoint-*")) and not (home / name / "record.json").exists()
+    coupling.train(name, settings, home)
+    assert (home / name / "model.safetensors").read_bytes() == whole and not work.exists()
+    assert json.loads((home / name / "record.json").read_text())["curve"] == curve
+
+
+def test_what_is_finished_is_left_alone_and_another_recipe_is_not(trained):
+    settings, home, names = trained
+    files = [home / names[1] / file for file in ("model.safetensors", "measures.json")]
+    before = [file.stat().st_mtime_ns for file in files]
+    coupling.train(names[1], settings, home)
+    coupling.measure(names[1], settings, home)
+    assert [file.stat().st_mtime_ns for file in files] == before
+    wanted = coupling.recipe(names[1], settings | {"steps": 9})
+    assert coupling.finished(home / names[1], wanted, "record.json") is None
+
+
+def test_variants_have_the_sizes_that_their_names_say():
+    settings = coupling.SETTINGS
+    counts = {}
+    for variant in coupling.VARIANTS:
+        model = coupling.build(variant, 4000, 0, settings)
+        made = coupling.shape(variant, 4000, settings)
+        words, decoder = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        assert words.shape == (4000, made["e_in"]) and decoder.shape == (4000, made["e_out"])
+        assert (words is decoder) == made["tied"] == (variant == "coupled")
+        block = sum(p.numel() for p in model.base_model.encoder.layer[0].parameters())
+        assert block == coupling.block_parameters(settings["hidden_size"])
+        counts[variant] = model.base_model.num_parameters(), model.num_parameters()
+    assert counts["decoupled"][1] - counts["coupled"][1] == 4000 * 64
+    assert counts["decoupled"][0] == counts["coupled"][0] == counts["small-out"][0]
+    gap = counts["coupled"][0] - counts["deep"][0]
+    assert 0 <= gap < 2 * coupling.block_parameters(64), (
+        "deep has at most the parameters of coupled"
+    )
+    assert counts["small-in"][0] == counts["out-4x"][0] < counts["deep"][0]
+
+
+def test_a_tied_matrix_stays_one_through_training(trained):
+    settings, home, _ = trained
+    model = coupling.load("bilingual/coupled/1", settings, home)[2]
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    saved = coupling.load_file(home / "bilingual/coupled/1/model.safetensors")
+    assert not any("decoder.weight" in key for key in saved)
+    fresh = coupling.start("bilingual/coupled/1", settings)[2]
+    assert not torch.equal(
+        fresh.get_output_embeddings().weight, model.get_output_embeddings().weight
+    )
+
+
+def test_batches_are_the_same_for_all_variants_and_half_of_them_translated(trained):
+    settings, _, _ = trained
+    tokenizer, copy, _ = coupling.start("bilingual/coupled/0", settings)
+    rows = coupling.token_rows(coupling.documents(settings)["train"], tokenizer)
+    wide = settings | {"batch_tokens": 8192, "steps": 2}
+    plain = coupling.Batches(rows, tokenizer, wide, 0)[0][0]
+    mixed = coupling.Batches(rows, tokenizer, wide, 0, copy)[0][0]
+    foreign = (mixed != plain).any(1)
+    np.testing.assert_array_equal(mixed[foreign], copy[plain[foreign]])
+    assert 0.35 < foreign.mean() < 0.65 and plain.shape == (256, 32)
+
+
+def test_spans_are_whole_pieces_of_the_text(trained):
+    tokenizer = coupling.start("bilingual/coupled/0", trained[0])[0]
+    text = " ".join(f"word{i} and" for i in range(200))
+    ids, frame = coupling.cut([text, "short", text], tokenizer, 16, most=5)
+    assert list(frame.document) == [0] * 5 + [2] * 5 and ids.shape == (10, 16)
+    assert (np.diff(frame.place[:5]) == 1).all()
+    whole = tokenizer(text, add_special_tokens=False)["input_ids"]
+    first = frame.place[0] * 14
+    assert ids[:5, 1:-1].ravel().tolist() == whole[first : first + 70]
+    assert list(coupling.pairs(frame)) == [0, 1, 2, 3, 5, 6, 7, 8]
+
+
+def test_probes_find_what_is_there_and_nothing_where_nothing_is(rng):
+    frame = pd.DataFrame({"document": np.repeat(range(4), 64), "place": list(range(64)) * 4})
+    train, test = coupling.articles(frame)
+    assert not (train & test).any() and (train | test).all() and train.sum() == test.sum() == 128
+    noise = rng.normal(size=(256, 8))
+    marked = noise + 9 * np.eye(8)[frame.document]
+    found = coupling.article_probe(marked, marked[:, ::-1], frame)
+    assert found["article"] == 1 and found["article_transfer"] < 0.5
+    assert coupling.article_probe(noise, None, frame)["article"] < 0.45
+    rising = noise + frame.place.to_numpy()[:, None]
+    assert coupling.order_probe(rising, frame, rising, frame) > 0.6
+    assert (
+        abs(coupling.order_probe(noise[:128], frame[:128], noise[128:], frame[128:]) - 0.5) < 0.15
+    )
+    assert coupling.regression(marked, frame.document, marked, frame.document) > 0.9
+    turned = noise @ np.diag([1, 1, 1, 1, 2, 2, 2, 2]) + 5
+    assert coupling.retrieval(noise, turned) > 0.9
+    assert coupling.retrieval(noise, rng.normal(size=(256, 8))) < 0.1
+
+
+def test_tables_hold_every_model_layer_and_measure(root, trained):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lmd, "ROOT", root)
+        tables = {
+            name: lmd.read_results("coupling", name)
+            for name in ("models", "curves", "probes", "lmd")
+        }
+    assert list(tables["models"].variant) == ["coupled", "small-both"] * 2
+    assert len(tables["curves"]) == 4 * 8
+    counts = tables["probes"].groupby(["variant", "seed"]).size()
+    assert (counts == 3 * 6).all() and len(counts) == 4
+    for kind, rows in {"layers": 6, "rest": 3, "coupled": 6, "coupled, other seed": 6}.items():
+        of_kind = tables["lmd"][tables["lmd"].kind == kind].groupby(["variant", "seed"]).size()
+        assert of_kind.max() == rows, kind
+    assert tables["lmd"].r2.max() <= 1
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("stpes=3", "unknown parameter 'stpes'; did you mean 'steps'?"),
+        ("steps=0", "steps: 0 is below 1"),
+        ("variants=[deep]", "'coupled' is needed"),
+        ("variants=[coupled,dep]", "unknown 'dep'; did you mean 'deep'?"),
+        ("hidden_size=20", "no multiple of 16"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(text, message):
+    with pytest.raises(ValueError, match="COUPLING_SET") as error:
+        coupling.settings_of(text)
+    assert message in str(error.value)
+
+
+def test_the_notebook_draws_and_judges_these_tables_and_skips_what_is_not_there(
+    root, trained, capsys
+):
+    import matplotlib
+
+    matplotlib.use("agg")
+    cells = [c for c in json.loads(NOTEBOOK.read_text())["cells"] if c["cell_type"] == "code"]
+    space, figures = {}, root / "figures" / "course"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lmd, "ROOT", root)
+        for cell in cells:
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), space)  # our own notebook
+        names = {p.name for p in figures.iterdir()}
+        kinds = ("parameters", "loss", "probes", "transfer", "lmd")
+        assert names == {f"coupling_{kind}.{end}" for kind in kinds for end in ("pdf", "png")}
+        findings = space["findings"]
+        assert (findings.verdict == "cannot tell").all(), "variants that a finding needs are absent"
+        capsys.readouterr()
+        space["results"] = "nowhere"
+        at = next(i for i, cell in enumerate(cells) if cell["id"] == "read")
+        for cell in cells[at:]:
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), space)
+        assert "No tables in data/results/nowhere: make coupling" in capsys.readouterr().out
+    space["plt"].close("all")
+    judge(space)
+    space["plt"].rcdefaults()
+
+
+def judge(space):
+    """Verdicts on tables whose answer is known: the larger the output, the better; nothing else differs."""
+    cells = {c["id"]: "".join(c["source"]) for c in json.loads(NOTEBOOK.read_text())["cells"]}
+    order = list(coupling.VARIANTS)
+    keys = [(text, v, s) for text in ("english", "bilingual") for v in order for s in range(3)]
+    rows = pd.DataFrame(keys, columns=["text", "variant", "seed"])
+    grows = np.log2([coupling.VARIANTS[v][1] for v in rows.variant]) * rows.variant.isin(
+        space["SERIES"]
+    )
+    wobble = [0.01, 0.0, -0.01] * (len(rows) // 3)
+    probes = [
+        rows.assign(layer=layer, measure=m, value=0.5 + 0.1 * grows * (layer == 4) + wobble)
+        for layer in range(5)
+        for m in ("article", "article_transfer", "retrieval")
+    ]
+    noise = np.random.default_rng(0).normal(size=len(rows))
+    space |= {
+        "there": True, "texts": ["english", "bilingual"], "order": order,
+        "models": rows.assign(loss_english=5 + noise, blocks=4), "probes": pd.concat(probes),
+        "own": rows.assign(r2=0.5 - 0.1 * grows),
+    }  # fmt: skip
+    for name in ("values", "findings"):
+        exec(compile(cells[name], name, "exec"), space)
+    found = space["findings"].set_index(["finding", "measure"])["verdict"]
+    assert (found["a larger output transfers better"] == "agrees").all()
+    assert (found["a larger output keeps the last layer general"] == "agrees").all()
+    assert (found["ours: the last layer depends more on the middle"] == "does not").all()
+    assert (found["decoupling the weights does not hurt"] == "cannot tell").all(), "no difference"
+    assert found["parameters moved into depth help", "loss"] == "cannot tell"
