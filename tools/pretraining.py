@@ -14,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback
 
 MARK = "\ue000"  # a private-use character
+DRAWN = "generator.safetensors"  # in a checkpoint: states of torch's generator
 
 
 def second_language(vocab):
@@ -90,9 +92,34 @@ def masked_loss(model, batch):
 
 
 class Objective(Trainer):
-    def __init__(self, *args, loss, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.loss = loss
+    """Trainer with a loss of its own; a run that was cut draws what it would have drawn.
+
+    Trainer's loader collates a batch ahead, so that torch's generator has drawn the masks of the next batch when
+    a checkpoint is written: the state from before that is kept, too, and the batch collated again from there.
+    """
+
+    def __init__(self, *args, loss, data_collator, **kwargs):
+        self.loss, self.collator, self.states = loss, data_collator, []
+        super().__init__(*args, data_collator=self.collate, **kwargs)
+
+    def collate(self, items):
+        if self.states:
+            torch.set_rng_state(self.states.pop(0))
+        self.before = torch.get_rng_state()
+        return self.collator(items)
+
+    def train(self, resume_from_checkpoint=None):
+        if resume_from_checkpoint:
+            found = load_file(Path(resume_from_checkpoint, DRAWN))
+            self.states = [found["before"], found["after"]]
+        return super().train(resume_from_checkpoint)
+
+    def _save_rng_state(self, output_dir):
+        states = {"before": self.before, "after": torch.get_rng_state()}
+        save_file(states, Path(output_dir, DRAWN))
+
+    def _load_rng_state(self, checkpoint):
+        pass  # `collate` has set it; Trainer would put it back after the batch is drawn
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         with torch.autocast("cpu", torch.bfloat16, enabled=self.args.bf16):
