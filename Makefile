@@ -86,7 +86,7 @@ reproduce: $(patsubst %,$(DONE)/%.ipynb,$(STORY) $(APPENDICES)) $(RESULTS)/corpu
 
 # Two at a time, a file is never split, the longest first; one thread each, or BLAS waits for itself.
 test: setup $(TINY) ## run all tests: unit, notebooks, the pipeline; two files at a time
-	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=40 \
 	  $(SLOW) $(filter-out $(SLOW),$(sort $(wildcard tests/test_*.py)))
 
 ##@ Other targets
