@@ -4,6 +4,7 @@
     python tools/coupling.py train MODEL           # one, e.g. english/coupled/0
     python tools/coupling.py measure MODEL         # after the coupled models of its text are trained
     python tools/coupling.py work train|measure    # what another such process does not do now
+    python tools/coupling.py publish               # one of them in half precision, to data/extras/rembert
     python tools/coupling.py trial [STEPS]         # seconds a step of each variant, and of A1's bert
 
 Reads build/PROFILE/documents.parquet (01_corpus) and the tokenizers of data/zoo. COUPLING_SET="key=value
@@ -29,6 +30,7 @@ if __name__ == "__main__":  # one thread each: the sums are then the same on any
 
 import numpy as np
 import pandas as pd
+import publish_zoo
 import torch
 import transformers
 from lock import attempt
@@ -79,6 +81,25 @@ VARIANTS = {
     "deep": (0.5, 1, False, True),
 }
 TOKENIZERS = {"english": "data/zoo/bert", "bilingual": "data/zoo/mbert"}
+PUBLISHED = "english/out-4x/0"  # small input, large output: the nearest to RemBERT
+CARD = """# rembert
+
+A small RemBERT, after `google/rembert`: input embedding {e_in}, output embedding {e_out}, {blocks} blocks of width
+{hidden_size}. Trained from nothing for teaching (notebooks/07_embedding_coupling.ipynb), and of no use for anything else.
+
+| | |
+|---|---|
+| data | train documents of the English Wikipedia sample in gensim 4.4.0, as for the models of data/zoo |
+| objective | masked language model |
+| size | {pretraining:,} parameters at pre-training, {finetuning:,} without the output side; float16 on disk |
+| steps | {steps:,} batches of {batch_tokens:,} tokens, seed {seed} |
+| held-out loss | {loss_english:.3f} nats a target on validation documents |
+| trained with | one thread, torch {torch}, transformers {transformers} |
+| command | `make coupling` |
+
+Weights: MIT, as the code. The text that it was trained on is under CC BY-SA 3.0 and GFDL. No document of the
+validation or test split was used for vocabulary or weights.
+"""
 BLOCK = 8  # spans in a row that go to the same side when an article is split for a probe
 
 
@@ -547,6 +568,23 @@ def write_tables(settings, home, results):
         lmd.write_results(results, table, pd.concat(rows, ignore_index=True))
 
 
+def publish(home):
+    """Put one model, in half precision and with a card, into data/extras, as the zoo is published."""
+    record = json.loads((home / PUBLISHED / "record.json").read_text())
+    weights = {k: v.half() for k, v in load_file(home / PUBLISHED / "model.safetensors").items()}
+    with lmd.atomic(home / "extras" / "rembert") as folder:
+        folder.mkdir(parents=True)
+        for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(home / PUBLISHED / file, folder)
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        record["weights_sha256"] = lmd.content_hash(folder / "model.safetensors")
+        (folder / "record.json").write_text(json.dumps(record, indent=1) + "\n")
+        card = CARD.format(**record["recipe"] | record)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+    target = lmd.ROOT / "data" / "extras"
+    return publish_zoo.publish(home / "extras", target, {"rembert": "google/rembert"})
+
+
 # --- the command ---------------------------------------------------------------------------------
 
 
@@ -617,6 +655,8 @@ def run_all(settings, home, results):
             raise ValueError(f"{job} has not ended; the same command goes on from what is finished")
     write_tables(settings, home, results)
     print(f"tables in data/results/{results}")
+    if results == "coupling":  # models of other settings do not replace what is committed
+        print(publish(home))
 
 
 def trial(settings, home, steps=10):
@@ -661,7 +701,7 @@ def trial(settings, home, steps=10):
 
 def main():
     job, *rest = sys.argv[1:] or ["all"]
-    takes = {"all": [0], "train": [1], "measure": [1], "work": [1], "trial": [0, 1]}
+    takes = {"all": [0], "publish": [0], "train": [1], "measure": [1], "work": [1], "trial": [0, 1]}
     if len(rest) not in takes.get(job, []):
         sys.exit(__doc__.strip())
     try:
@@ -673,6 +713,8 @@ def main():
             run_all(settings, home, results)
         elif job == "work":
             work(rest[0], settings, home)
+        elif job == "publish":
+            print(publish(home))
         elif job == "trial":
             trial(settings, home, *map(int, rest))
         else:

@@ -94,7 +94,7 @@ SIZES = {"steps": (1, 1), "layers": (2, 2), "hidden_size": (16, 16), "vocabulary
     "positions": (1, 256),
     "seed": (1, 0),
 }
-RESTORE = "`git checkout -- data/zoo` restores it"
+RESTORE = "`git checkout -- data/{}` restores it"
 
 # float32 weights of the paper's checkpoints, GB; each has 768 dimensions
 WEIGHTS = {
@@ -176,23 +176,29 @@ def described(notebook):
     return found
 
 
-def numbered():
-    """{notebook stem: its literals} of the numbered notebooks."""
-    return {p.stem: declared(p) for p in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))}
+def numbered(apart):
+    """{notebook stem: its literals} of the numbered notebooks that stand apart from profiles, or do not.
+
+    07 does, whose tables are of no run, and so do those that take no name of a run.
+    """
+    found = {p.stem: declared(p) for p in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))}
+    return {
+        name: literals
+        for name, literals in found.items()
+        if (name.startswith("07_") or "profile" not in literals) == apart
+    }
 
 
 def appendices():
-    """{notebook stem: its literals} of those that run with the default profile alone, and as they are.
-
-    The appendices, and numbered notebooks that take no name of a run.
-    """
-    own = {name: literals for name, literals in numbered().items() if "profile" not in literals}
-    return own | {p.stem: declared(p) for p in sorted((ROOT / "notebooks").glob("A[0-9]*.ipynb"))}
+    """{notebook stem: its literals} of those that run with the default profile alone, and as they are."""
+    return numbered(apart=True) | {
+        p.stem: declared(p) for p in sorted((ROOT / "notebooks").glob("A[0-9]*.ipynb"))
+    }
 
 
 def all_declared():
     """{notebook stem: its literals}, and the union of all literals: what a profile may set."""
-    notebooks = {name: literals for name, literals in numbered().items() if "profile" in literals}
+    notebooks = numbered(apart=False)
     if not notebooks:
         raise ValueError(f"no notebooks in {ROOT / 'notebooks'}")
     return notebooks, {k: v for literals in notebooks.values() for k, v in literals.items()}
@@ -587,8 +593,8 @@ def check_sources(values):
             raise ValueError(
                 f"{source} is not there; make {source}/.complete installs it from the packages"
             )
-        if source.startswith("data/zoo/"):
-            raise ValueError(f"{source} is not there; {RESTORE}")
+        if source.startswith(("data/zoo/", "data/extras/")):
+            raise ValueError(f"{source} is not there; {RESTORE.format(source.split('/')[1])}")
         if source.startswith("build/") or not HUB_ID.fullmatch(source):
             raise ValueError(f"model {source}: no such folder, and not a hub id")
     corpus = values.get("corpus", "")
@@ -597,18 +603,18 @@ def check_sources(values):
     for folder in local_sources(values):
         if folder.parent == ROOT / "build" / "models" and folder.name in listed():
             verify(folder.name, folder.parent)
-        if folder.parent == ROOT / "data" / "zoo":
+        if folder.parent in (ROOT / "data" / "zoo", ROOT / "data" / "extras"):
             verify_zoo(folder)
 
 
 def verify_zoo(folder):
-    """Before any notebook runs, what lmd_utils checks whenever it loads the model of such a folder."""
-    manifest = folder.parent / "MANIFEST.json"
+    """Before any notebook runs, what lmd_utils checks when it loads a model of data/zoo or data/extras."""
+    manifest, restore = folder.parent / "MANIFEST.json", RESTORE.format(folder.parent.name)
     try:
         files = json.loads(manifest.read_text(encoding="utf-8"))["files"].items()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = getattr(error, "strerror", None) or "is no list of models"
-        raise ValueError(f"{manifest.relative_to(ROOT)}: {reason}; {RESTORE}") from None
+        raise ValueError(f"{manifest.relative_to(ROOT)}: {reason}; {restore}") from None
     files = {
         k.removeprefix(f"{folder.name}/"): v for k, v in files if k.startswith(f"{folder.name}/")
     }
@@ -616,7 +622,7 @@ def verify_zoo(folder):
         raise ValueError(
             f"{folder.relative_to(ROOT)}: MANIFEST.json lists no such model; keep models of your own elsewhere"
         )
-    verify_files(folder, files, RESTORE)
+    verify_files(folder, files, restore)
     for file in sorted(folder.iterdir()):
         if file.name not in files and not file.name.startswith("."):
             raise ValueError(f"{file.relative_to(ROOT)}: is not listed in MANIFEST.json; delete it")

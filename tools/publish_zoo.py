@@ -78,9 +78,12 @@ def check_teachers(source, models):
                 raise ValueError(f"{source / name} was not trained from this {teacher}; delete it")
 
 
-def publish(source, target):
-    """Make `target` hold the models of `source` and their list; a line that says what was done."""
-    models = zoo_models()
+def publish(source, target, models=None):
+    """Make `target` hold the models of `source` and their list; a line that says what was done.
+
+    `models` is {name: the model that it comes after}, of the zoo's if it is left out.
+    """
+    models = models or zoo_models()
     data = {
         path.relative_to(source).as_posix(): path.read_bytes()
         for name in models
@@ -101,7 +104,7 @@ def publish(source, target):
     changed += put(f"{json.dumps(manifest, indent=1)}\n".encode(), target / "MANIFEST.json")
     size = sum(map(len, data.values())) / 1e6
     done = f"{changed} files changed" if changed else "nothing changed"
-    return f"{target}: {len(models)} models, {size:.1f} MB; {done}"
+    return f"{target}: {len(models)} model{'s' * (len(models) > 1)}, {size:.1f} MB; {done}"
 
 
 def main():
