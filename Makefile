@@ -252,6 +252,8 @@ $(APPENDICES:%=$(DONE)/%.ipynb): $(DONE)/%.ipynb: notebooks/%.ipynb $(BUILD)/par
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(RUN_NOTEBOOK)
 
 $(DONE)/09_explorer.ipynb: $(DONE)/03_decomposition.ipynb
+$(DONE)/07_embedding_coupling.ipynb: $(wildcard data/results/coupling/*.csv) tools/coupling.py
+$(DONE)/07_embedding_coupling.ipynb $(DONE)/A1_pretrain_zoo.ipynb: tools/pretraining.py
 # 08 and 10 read models of the zoo, which no table of the run has a hash of.
 $(NAMELESS:notebooks/%=$(DONE)/%): $(wildcard data/zoo/MANIFEST.json)
 

@@ -27,7 +27,9 @@ pytestmark = pytest.mark.pipeline
 
 STORY = ["00_overview", "01_corpus", "02_embeddings", "03_decomposition", "04_figures"]
 STORY += ["05_how_sure", "06_structure"]
-UP_TO_04 = [f"build/smoke/notebooks/{name}.ipynb" for name in STORY[:5]]  # 05 and 06 take half the time
+UP_TO_04 = [
+    f"build/smoke/notebooks/{name}.ipynb" for name in STORY[:5]
+]  # 05 and 06 take half the time
 PAPER = [name for name in tiny.CHECKPOINTS if name != "gpt2"]
 
 

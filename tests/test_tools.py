@@ -1050,6 +1050,22 @@ def test_refreshed_notebook_has_outputs_and_no_trace_of_the_run():
         refresh_notebooks.refreshed(source, executed)
 
 
+def test_refreshing_makes_no_notebook_out_of_date(tmp_path, monkeypatch, capsys):
+    path, executed = tmp_path / "notebooks/00_a.ipynb", clean()
+    path.parent.mkdir()
+    nbformat.write(clean(), path)
+    os.utime(path, ns=(10**18, 10**18))
+    executed.cells[-1].outputs[0].text = "0.500\n"
+    executed.metadata["papermill"] = {"parameters": {"alpha": 1.0}}
+    nbformat.write(executed, tmp_path / "00_a.ipynb")
+    monkeypatch.setattr(refresh_notebooks, "ROOT", tmp_path)
+    monkeypatch.setattr(refresh_notebooks, "declared", lambda path: {"alpha": 1.0})
+    monkeypatch.setattr(sys, "argv", ["refresh_notebooks.py", str(tmp_path)])
+    refresh_notebooks.main()
+    assert nbformat.read(path, as_version=4).cells[-1].outputs[0].text == "0.500\n"
+    assert path.stat().st_mtime_ns == 10**18 and "outputs refreshed" in capsys.readouterr().out
+
+
 def test_a_zarr_array_that_lost_a_chunk_counts_as_lost(tmp_path):
     import zarr
 
