@@ -175,6 +175,8 @@ def test_probes_find_what_is_there_and_nothing_where_nothing_is(rng):
     marked = noise + 9 * np.eye(8)[frame.document]
     found = coupling.article_probe(marked, marked[:, ::-1], frame)
     assert found["article"] == 1 and found["article_transfer"] < 0.5
+    found = coupling.article_probe(marked, marked + 20 * rng.normal(size=8), frame)
+    assert found["article_transfer"] == 1 > found["article_transfer_raw"], "languages lie apart"
     assert coupling.article_probe(noise, None, frame)["article"] < 0.45
     rising = noise + frame.place.to_numpy()[:, None]
     assert coupling.order_probe(rising, frame, rising, frame) > 0.6
@@ -196,11 +198,13 @@ def test_tables_hold_every_model_layer_and_measure(root, trained):
         }
     assert list(tables["models"].variant) == ["coupled", "small-both"] * 2
     assert len(tables["curves"]) == 4 * 8
-    counts = tables["probes"].groupby(["variant", "seed"]).size()
-    assert (counts == 3 * 6).all() and len(counts) == 4
+    counts = tables["probes"].groupby(["variant", "seed", "network"]).size()
+    assert (counts == 3 * 7).all() and len(counts) == 8
     for kind, rows in {"layers": 6, "rest": 3, "coupled": 6, "coupled, other seed": 6}.items():
-        of_kind = tables["lmd"][tables["lmd"].kind == kind].groupby(["variant", "seed"]).size()
-        assert of_kind.max() == rows, kind
+        of_kind = tables["lmd"][tables["lmd"].kind == kind]
+        networks = {"trained", "untrained"} if kind in ("layers", "rest") else {"trained"}
+        assert set(of_kind.network) == networks
+        assert of_kind.groupby(["variant", "seed", "network"]).size().max() == rows, kind
     assert tables["lmd"].r2.max() <= 1
 
 

@@ -64,7 +64,7 @@ SETTINGS = {
     "masked_share": 0.25,  # of tokens
     "english_share": 0.5,  # of the sequences of a model of two languages
     "span_tokens": 64,  # of the texts that are measured on, special tokens included
-    "fit_spans": 24,  # of each train document, in a row
+    "fit_spans": 48,  # of each train document, in a row
     "held_out_batches": 24,  # for the loss
     "texts": ["english", "bilingual"],
     "variants": [],  # all
@@ -376,12 +376,20 @@ def articles(frame):
 
 
 def article_probe(english, fake, frame):
-    """Accuracy on held-out English spans, and of the same probe on Fake-English ones (NaN without)."""
+    """Accuracy on held-out English spans, and of the same probe on Fake-English ones, as they are and centred.
+
+    Centred: with the mean of the probe's own spans in the one language exchanged for that in the other, or
+    the distance between the languages decides and not what they share. No labels of the other language are used.
+    """
     train, test = articles(frame)
     label = frame["document"].to_numpy()
     probe = classifier().fit(english[train], label[train])
-    other = probe.score(fake[test], label[test]) if fake is not None else np.nan
-    return {"article": probe.score(english[test], label[test]), "article_transfer": other}
+    found = {"article": probe.score(english[test], label[test])}
+    if fake is not None:
+        moved = fake[test] - fake[train].mean(0) + english[train].mean(0)
+        found["article_transfer"] = probe.score(moved, label[test])
+        found["article_transfer_raw"] = probe.score(fake[test], label[test])
+    return found
 
 
 def pairs(frame):
@@ -442,33 +450,45 @@ def measures(name, settings, home):
     )
     common = np.log(counts + 1.0)  # how common a token is in the train documents
     fit_common, test_common = common[fit_ids].mean(1), common[ids].mean(1)
-    fit, test = states(model, fit_ids, tokenizer), states(model, ids, tokenizer)
-    fake = states(model, copy[ids], tokenizer) if copy is not None else [None] * len(test)
-    probes = []
-    for layer, (a, b, c) in enumerate(zip(fit, test, fake, strict=True)):
-        found = article_probe(b, c, frame)
-        found["order"] = order_probe(a, fit_frame, b, frame)
-        found["characters"] = regression(a, fit_frame["characters"], b, frame["characters"])
-        found["frequency"] = regression(a, fit_common, b, test_common)
-        found["retrieval"] = retrieval(b[:1000], c[:1000]) if c is not None else np.nan
-        probes += [
-            (layer, measure, value) for measure, value in found.items() if np.isfinite(value)
-        ]
-    return {
-        "probes": pd.DataFrame(probes, columns=["layer", "measure", "value"]),
-        "lmd": decompositions(name, settings, home, fit, test, fit_ids, ids),
-    }
+    tables = {"probes": [], "lmd": []}
+    for network, net in {"trained": model, "untrained": start(name, settings)[2].eval()}.items():
+        fit, test = states(net, fit_ids, tokenizer), states(net, ids, tokenizer)
+        fake = states(net, copy[ids], tokenizer) if copy is not None else [None] * len(test)
+        probes = []
+        for layer, (a, b, c) in enumerate(zip(fit, test, fake, strict=True)):
+            found = article_probe(b, c, frame)
+            found["order"] = order_probe(a, fit_frame, b, frame)
+            found["characters"] = regression(a, fit_frame["characters"], b, frame["characters"])
+            found["frequency"] = regression(a, fit_common, b, test_common)
+            if c is not None:
+                found["retrieval"] = retrieval(b, c)
+            probes += [(layer, measure, value) for measure, value in found.items()]
+        probes = pd.DataFrame(probes, columns=["layer", "measure", "value"])
+        tables["probes"].append(probes.assign(network=network))
+        tables["lmd"].append(among_layers(fit, test).assign(network=network))
+        if network == "trained":
+            found = to_coupled(name, settings, home, fit, test, fit_ids, ids)
+            tables["lmd"].append(found.assign(network=network))
+    return {table: pd.concat(parts, ignore_index=True) for table, parts in tables.items()}
 
 
-def decompositions(name, settings, home, fit, test, fit_ids, ids):
-    """Held-out R² of each layer on each other and on all others, and of three layers on those of the coupled models."""
+R2_COLUMNS = ["kind", "basis", "target", "r2"]
+
+
+def among_layers(fit, test):
+    """Held-out R² of each layer on each other one and on all others."""
     own = [f"layer{i}" for i in range(len(fit))]
-    arrays = [dict(zip(own, layers, strict=True)) for layers in (fit, test)]
-    moments = [lmd.Moments.from_arrays(a) for a in arrays]
+    moments = [lmd.Moments.from_arrays(dict(zip(own, part, strict=True))) for part in (fit, test)]
     square = lmd.pair_scores(*moments)
     rows = [("layers", b, t, square.loc[b, t]) for b in own for t in own if b != t]
     rows += [("rest", "rest", t, r2) for t, r2 in lmd.group_scores(*moments).items()]
+    return pd.DataFrame(rows, columns=R2_COLUMNS)
+
+
+def to_coupled(name, settings, home, fit, test, fit_ids, ids):
+    """Held-out R² of three layers on those of the coupled models of its text, and the other way."""
     text, variant, seed = name.split("/")
+    rows = []
     for other in range(settings["seeds"]):
         reference = f"{text}/coupled/{other}"
         if reference == name:
@@ -484,7 +504,7 @@ def decompositions(name, settings, home, fit, test, fit_ids, ids):
             kind = "coupled" if str(other) == seed else "coupled, other seed"
             rows.append((kind, f"coupled:{part}", f"own:{part}", scores.loc["coupled", "own"]))
             rows.append((kind, f"own:{part}", f"coupled:{part}", scores.loc["own", "coupled"]))
-    return pd.DataFrame(rows, columns=["kind", "basis", "target", "r2"])
+    return pd.DataFrame(rows, columns=R2_COLUMNS)
 
 
 def depths(mine, theirs):
@@ -493,7 +513,7 @@ def depths(mine, theirs):
 
 
 MEASURING = [cut, states, classifier, articles, article_probe, pairs, order_probe, regression, retrieval, measures,
-             decompositions, depths]  # fmt: skip
+             among_layers, to_coupled, depths]  # fmt: skip
 
 
 MEASURING_CODE = sources(MEASURING)
@@ -509,7 +529,7 @@ def measured(name, settings, home):
     keys = ("span_tokens", "fit_spans", "seeds")
     texts = documents(settings)
     held = digest(*texts["validation"], *texts["test"])
-    return {"code": MEASURING_CODE, "weights": weights, "documents": held} | {
+    return {"code": MEASURING_CODE, "block": BLOCK, "weights": weights, "documents": held} | {
         k: settings[k] for k in keys
     }
 
