@@ -255,29 +255,37 @@ def test_the_notebook_draws_and_judges_these_tables_and_skips_what_is_not_there(
 def judge(space):
     """Verdicts on tables whose answer is known: the larger the output, the better; nothing else differs."""
     cells = {c["id"]: "".join(c["source"]) for c in json.loads(NOTEBOOK.read_text())["cells"]}
-    order = list(coupling.VARIANTS)
-    keys = [(text, v, s) for text in ("english", "bilingual") for v in order for s in range(3)]
+    keys = [
+        (text, v, s)
+        for text in ("english", "bilingual")
+        for v in coupling.VARIANTS
+        for s in range(3)
+    ]
     rows = pd.DataFrame(keys, columns=["text", "variant", "seed"])
     grows = np.log2([coupling.VARIANTS[v][1] for v in rows.variant]) * rows.variant.isin(
         space["SERIES"]
     )
-    wobble = [0.01, 0.0, -0.01] * (len(rows) // 3)
-    probes = [
+    wobble = np.array([0.01, 0.0, -0.01] * (len(rows) // 3))
+    probes = pd.concat(
         rows.assign(layer=layer, measure=m, value=0.5 + 0.1 * grows * (layer == 4) + wobble)
         for layer in range(5)
         for m in ("article", "article_transfer", "retrieval")
-    ]
+    )
+    own = rows.assign(r2=0.5 - 0.1 * grows + wobble)
     noise = np.random.default_rng(0).normal(size=len(rows))
     space |= {
-        "there": True, "texts": ["english", "bilingual"], "order": order,
-        "models": rows.assign(loss_english=5 + noise, blocks=4), "probes": pd.concat(probes),
-        "own": rows.assign(r2=0.5 - 0.1 * grows),
+        "there": True, "texts": ["english", "bilingual"],
+        "models": rows.assign(loss_english=5 + noise, blocks=4),
+        "networks": {"trained": [probes], "untrained": [probes.assign(value=0.3)]},
+        "own": own, "own_untrained": own.assign(r2=0.9),
     }  # fmt: skip
-    for name in ("values", "findings"):
+    for name in ("values", "findings", "findings-table"):
         exec(compile(cells[name], name, "exec"), space)
-    found = space["findings"].set_index(["finding", "measure"])["verdict"]
-    assert (found["a larger output transfers better"] == "agrees").all()
-    assert (found["a larger output keeps the last layer general"] == "agrees").all()
-    assert (found["ours: the last layer depends more on the middle"] == "does not").all()
-    assert (found["decoupling the weights does not hurt"] == "cannot tell").all(), "no difference"
-    assert found["parameters moved into depth help", "loss"] == "cannot tell"
+    found = space["findings"].set_index(["finding", "measure"])
+    assert (found.loc[[4, 5], "verdict"] == "agrees").all(), "the larger the output, the better"
+    assert (found.loc[6, "verdict"] == "does not").all()
+    assert (found.loc[[1, 2, 3], "verdict"] == "cannot tell").all(), "no difference, or noise"
+    np.testing.assert_allclose(found.loc[4, "mean"], 0.1)
+    np.testing.assert_allclose(found.loc[6, "mean"], -0.1)
+    np.testing.assert_allclose(found["untrained"].dropna(), 0, atol=1e-9)
+    np.testing.assert_allclose(found.loc[(1, "article"), "level"], 0.5)
