@@ -40,6 +40,7 @@ from pretraining import (
     Objective,
     bare,
     checkpoint_of,
+    head,
     look_at_neighbours,
     masked_loss,
     second_language,
@@ -56,7 +57,7 @@ import lmd_utils as lmd
 SETTINGS = {
     "profile": "course",  # whose documents are read
     "seeds": 3,
-    "steps": 1500,  # batches of a training, the same for all
+    "steps": 1000,  # batches of a training, the same for all
     "hidden_size": 64,
     "layers": 4,
     "batch_tokens": 2048,
@@ -100,6 +101,7 @@ A small RemBERT, after `google/rembert`: input embedding {e_in}, output embeddin
 Weights: MIT, as the code. The text that it was trained on is under CC BY-SA 3.0 and GFDL. No document of the
 validation or test split was used for vocabulary or weights.
 """
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 BLOCK = 8  # spans in a row that go to the same side when an article is split for a probe
 
 
@@ -151,8 +153,25 @@ def shape(variant, vocabulary, settings):
     return {"e_in": e_in, "e_out": e_out, "tied": tied, "blocks": blocks}
 
 
+def level(base):
+    """Exchange the map behind the input embedding for an orthogonal one, and let the hinted heads read through it.
+
+    The hint inverts the map. A square one with normal entries may be nearly singular, a tall one is not: full
+    input embeddings would then start with heads that blow up every change, and small ones would not.
+    """
+    mapping = base.encoder.embedding_hidden_mapping_in
+    attention = base.encoder.layer[0].attention.self
+    before = mapping.weight.data.double()
+    torch.nn.init.orthogonal_(mapping.weight)
+    turn = before @ mapping.weight.data.double().T
+    hinted = slice(0, 2 * attention.attention_head_size)
+    for projection in (attention.query, attention.key):
+        read = projection.weight.data[hinted].double()
+        projection.weight.data[hinted] = (read @ turn).float()
+
+
 def build(variant, vocabulary, pad, settings):
-    """An untrained network: RemBERT with the neighbour hint of A1_pretrain_zoo."""
+    """An untrained network: RemBERT with the neighbour hint of A1_pretrain_zoo, equally strong for all inputs."""
     made, width = shape(variant, vocabulary, settings), settings["hidden_size"]
     config = transformers.RemBertConfig(
         vocab_size=vocabulary, hidden_size=width, num_hidden_layers=made["blocks"],
@@ -162,6 +181,7 @@ def build(variant, vocabulary, pad, settings):
     )  # fmt: skip
     model = (Tied if made["tied"] else transformers.RemBertForMaskedLM)(config)
     look_at_neighbours(model.base_model)
+    level(model.base_model)
     return model
 
 
@@ -216,31 +236,12 @@ def arguments(folder, settings, seed):
     )  # fmt: skip
 
 
-def held_out(model, tokenizer, settings, copy=None):
-    """Masked cross-entropy (nats) on validation documents, always at the same places; `copy`: of their translation."""
-    rows = token_rows(documents(settings)["validation"], tokenizer)
-    rng, collate, losses = np.random.default_rng(0), collator(tokenizer, settings), []
-    with torch.inference_mode():
-        for seed in range(settings["held_out_batches"]):
-            ids = spans(rows, tokenizer, 32, settings["span_tokens"], rng)
-            batch = collate([(ids if copy is None else copy[ids], seed)])
-            losses.append(float(masked_loss(model, batch)))
-    return float(np.mean(losses))
-
-
-TRAINING = [look_at_neighbours, wrapping, spans, masked_loss, second_language, Tied, Batches, block_parameters,
-            shape, build, token_rows, collator, arguments, held_out]  # fmt: skip
-
-
 def digest(*parts):
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def sources(functions):
     return digest(*(bare(inspect.getsource(f)) for f in functions))
-
-
-TRAINING_CODE = sources(TRAINING)  # now: the file may be edited while it runs
 
 
 def recipe(name, settings):
@@ -254,13 +255,12 @@ def recipe(name, settings):
         "learning_rate",
         "masked_share",
         "english_share",
-        "span_tokens",
-        "held_out_batches",
     )
-    tokenizer = lmd.content_hash(lmd.ROOT / TOKENIZERS[text] / "tokenizer.json")
+    files = (lmd.ROOT / TOKENIZERS[text] / file for file in TOKENIZER_FILES)
     return {"text": text, "variant": variant, "values": list(VARIANTS[variant]), "seed": int(seed)} | {
         key: settings[key] for key in keys
-    } | {"tokenizer": tokenizer, "documents": digest(*documents(settings)["train"]), "code": TRAINING_CODE}  # fmt: skip
+    } | {"tokenizer": [lmd.content_hash(file) for file in files],
+         "documents": digest(*documents(settings)["train"]), "code": TRAINING_CODE}  # fmt: skip
 
 
 def finished(folder, wanted, file):
@@ -279,6 +279,11 @@ def start(name, settings):
     copy = second_language(tokenizer.get_vocab()) if text == "bilingual" else None
     torch.manual_seed(int(seed))
     return tokenizer, copy, build(variant, len(tokenizer), tokenizer.pad_token_id, settings)
+
+
+TRAINING = [look_at_neighbours, wrapping, spans, head, masked_loss, second_language, Tied, Batches,
+            block_parameters, shape, level, build, token_rows, collator, arguments, start]  # fmt: skip
+TRAINING_CODE = sources(TRAINING)  # now: the file may be edited while it runs
 
 
 def train(name, settings, home):
@@ -305,8 +310,6 @@ def train(name, settings, home):
         "recipe": wanted, **shape(wanted["variant"], len(tokenizer), settings),
         "pretraining": model.num_parameters(), "finetuning": model.base_model.num_parameters(),
         "curve": [(e["step"], round(e["loss"], 4)) for e in trainer.state.log_history if "loss" in e],
-        "loss_english": held_out(model, tokenizer, settings),
-        "loss_fake": held_out(model, tokenizer, settings, copy) if copy is not None else None,
         "minutes": round((time.time() - begin) / 60, 2), "torch": torch.__version__,
         "transformers": transformers.__version__,
     }  # fmt: skip
@@ -316,7 +319,7 @@ def train(name, settings, home):
         if not (wanted["variant"] == "coupled" and "decoder.weight" in k)
     }
     folder.mkdir(parents=True, exist_ok=True)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
+    for file in TOKENIZER_FILES:
         shutil.copy(lmd.ROOT / TOKENIZERS[wanted["text"]] / file, folder)
     model.config.save_pretrained(folder)
     with lmd.atomic(folder / "model.safetensors") as path:
@@ -329,6 +332,18 @@ def train(name, settings, home):
 
 
 # --- measures ------------------------------------------------------------------------------------
+
+
+def held_out(model, tokenizer, settings, copy=None):
+    """Masked cross-entropy (nats) on validation documents, always at the same places; `copy`: of their translation."""
+    rows = token_rows(documents(settings)["validation"], tokenizer)
+    rng, collate, losses = np.random.default_rng(0), collator(tokenizer, settings), []
+    with torch.inference_mode():
+        for seed in range(settings["held_out_batches"]):
+            ids = spans(rows, tokenizer, 32, settings["span_tokens"], rng)
+            batch = collate([(ids if copy is None else copy[ids], seed)])
+            losses.append(float(masked_loss(model, batch)))
+    return float(np.mean(losses))
 
 
 def cut(texts, tokenizer, tokens, most=None):
@@ -437,7 +452,7 @@ def load(name, settings, home):
 
 
 def measures(name, settings, home):
-    """Tables {probes, lmd} of a trained model."""
+    """{losses: of held-out text, probes, lmd: columns of the tables} of a trained model."""
     tokenizer, copy, model = load(name, settings, home)
     texts = documents(settings)
     fit_ids, fit_frame = cut(
@@ -469,7 +484,11 @@ def measures(name, settings, home):
         if network == "trained":
             found = to_coupled(name, settings, home, fit, test, fit_ids, ids)
             tables["lmd"].append(found.assign(network=network))
-    return {table: pd.concat(parts, ignore_index=True) for table, parts in tables.items()}
+    losses = {"loss_english": held_out(model, tokenizer, settings), "loss_fake": None}
+    if copy is not None:
+        losses["loss_fake"] = held_out(model, tokenizer, settings, copy)
+    joined = {table: pd.concat(parts, ignore_index=True) for table, parts in tables.items()}
+    return {"losses": losses} | {table: frame.to_dict("list") for table, frame in joined.items()}
 
 
 R2_COLUMNS = ["kind", "basis", "target", "r2"]
@@ -512,7 +531,7 @@ def depths(mine, theirs):
     return [("first", 0, 0), ("middle", mine // 2, theirs // 2), ("last", mine - 1, theirs - 1)]
 
 
-MEASURING = [cut, states, classifier, articles, article_probe, pairs, order_probe, regression, retrieval, measures,
+MEASURING = [start, level, build, second_language, wrapping, spans, masked_loss, load, held_out, cut, states, classifier, articles, article_probe, pairs, order_probe, regression, retrieval, measures,
              among_layers, to_coupled, depths]  # fmt: skip
 
 
@@ -526,7 +545,7 @@ def measured(name, settings, home):
         json.loads((home / n / "record.json").read_text())["weights_sha256"]
         for n in (name, *(f"{text}/coupled/{seed}" for seed in range(settings["seeds"])))
     ]
-    keys = ("span_tokens", "fit_spans", "seeds")
+    keys = ("span_tokens", "fit_spans", "seeds", "held_out_batches")
     texts = documents(settings)
     held = digest(*texts["validation"], *texts["test"])
     return {"code": MEASURING_CODE, "block": BLOCK, "weights": weights, "documents": held} | {
@@ -539,10 +558,10 @@ def measure(name, settings, home):
     folder, wanted = home / name, measured(name, settings, home)
     if record := finished(folder, wanted, "measures.json"):
         return record
-    tables = {k: v.to_dict("list") for k, v in measures(name, settings, home).items()}
+    found = measures(name, settings, home)
     weights = lmd.content_hash(folder / "model.safetensors")
     with lmd.atomic(folder / "measures.json") as path:
-        path.write_text(json.dumps({"recipe": wanted, "weights_sha256": weights, **tables}) + "\n")
+        path.write_text(json.dumps({"recipe": wanted, "weights_sha256": weights, **found}) + "\n")
     return json.loads((folder / "measures.json").read_text())
 
 
@@ -566,19 +585,11 @@ def write_tables(settings, home, results):
             name.split("/"),
         )
         key = {"text": text, "variant": variant, "seed": int(seed)}
-        fields = (
-            "e_in",
-            "e_out",
-            "tied",
-            "blocks",
-            "pretraining",
-            "finetuning",
-            "loss_english",
-            "loss_fake",
-        )
-        models.append(key | {f: record[f] for f in fields} | {"steps": record["recipe"]["steps"]})
-        curves += [key | {"step": step, "loss": loss} for step, loss in record["curve"]]
         found = json.loads((home / name / "measures.json").read_text())
+        fields = ("e_in", "e_out", "tied", "blocks", "pretraining", "finetuning")
+        made = {f: record[f] for f in fields} | found["losses"]
+        models.append(key | made | {"steps": record["recipe"]["steps"]})
+        curves += [key | {"step": step, "loss": loss} for step, loss in record["curve"]]
         for table, rows in tables.items():
             frame = pd.DataFrame(found[table])
             rows.append(pd.concat([pd.DataFrame([key] * len(frame)), frame], axis=1))
@@ -594,7 +605,7 @@ def publish(home):
     weights = {k: v.half() for k, v in load_file(home / PUBLISHED / "model.safetensors").items()}
     with lmd.atomic(home / "extras" / "rembert") as folder:
         folder.mkdir(parents=True)
-        for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        for file in ("config.json", *TOKENIZER_FILES):
             shutil.copy(home / PUBLISHED / file, folder)
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
         record["weights_sha256"] = lmd.content_hash(folder / "model.safetensors")
