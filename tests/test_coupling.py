@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,9 +11,12 @@ import time
 import coupling
 import numpy as np
 import pandas as pd
+import parameters
+import pretraining
 import pytest
 import tiny_models
 import torch
+import transformers
 from clone import environment
 from conftest import ROOT
 
@@ -110,6 +114,107 @@ def test_what_is_finished_is_left_alone_and_another_recipe_is_not(trained):
     assert coupling.finished(home / names[1], wanted, "record.json") is None
 
 
+def test_a_recipe_knows_texts_tokenizer_and_settings(root, trained, tmp_path, monkeypatch):
+    """One character of a train text, or a setting, asks for another training; of a test text, for other measures."""
+    settings, home, names = trained
+    monkeypatch.setattr(lmd, "ROOT", root)
+    texts = coupling.documents(settings)
+    assert coupling.is_done("train", names[1], settings, home)
+    assert coupling.is_done("measure", names[1], settings, home)
+    for split, redone in (("train", (False, True)), ("test", (True, False))):
+        other = texts | {split: [text + "." for text in texts[split]]}
+        with monkeypatch.context() as patch:
+            patch.setattr(coupling, "documents", lambda settings, other=other: other)
+            done = [coupling.is_done(job, names[1], settings, home) for job in ("train", "measure")]
+        assert done == [redone[0], redone[1]], split
+    for key in ("steps", "learning_rate", "english_share"):
+        assert not coupling.is_done("train", names[1], settings | {key: settings[key] / 2}, home)
+    assert not coupling.is_done("measure", names[1], settings | {"span_tokens": 32}, home)
+    for file in coupling.TOKENIZER_FILES:
+        folder = tmp_path / file
+        shutil.copytree(root / coupling.TOKENIZERS["bilingual"], folder)
+        (folder / file).write_text((folder / file).read_text() + " ")
+        with monkeypatch.context() as patch:
+            patch.setitem(coupling.TOKENIZERS, "bilingual", folder)
+            assert not coupling.is_done("train", names[1], settings, home), file
+
+
+def test_one_model_is_published_as_the_zoo_is(root, trained, tmp_path, monkeypatch):
+    settings, home, names = trained
+    monkeypatch.setattr(lmd, "ROOT", root)
+    monkeypatch.setattr(coupling, "PUBLISHED", names[1])
+    with pytest.raises(ValueError, match="COUPLING_SET do not replace"):
+        coupling.publish(settings, home, "coupling-custom")
+    with pytest.raises(ValueError, match="is not trained; train it first"):
+        coupling.publish(settings | {"steps": 9}, home, "coupling")
+    assert not (root / "data/extras").exists()
+    said = coupling.publish(settings, home, "coupling")
+    assert said.startswith("data/extras: 1 model, ") and str(root) not in said
+    monkeypatch.setattr(parameters, "ROOT", root)
+    folder = root / "data/extras/rembert"
+    parameters.verify_zoo(folder)
+    model, tokenizer = lmd.load_model(folder), lmd.load_tokenizer(folder)
+    assert lmd.embed(["The cat sat."], model, tokenizer=tokenizer, max_length=None).shape == (1, 16)
+    assert {str(v.dtype) for v in coupling.load_file(folder / "model.safetensors").values()} == {
+        "torch.float16"
+    }
+    whole = json.loads((home / names[1] / "measures.json").read_text())["losses"]["loss_english"]
+    shipped = json.loads((folder / "record.json").read_text())["loss_english"]
+    assert (
+        abs(shipped - whole) < 0.01 and f"{shipped:.3f} nats" in (folder / "README.md").read_text()
+    )
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="git checkout -- data/extras"):
+        parameters.verify_zoo(folder)
+    shutil.rmtree(root / "data/extras")
+
+
+@pytest.mark.parametrize("job", [["work", "foo"], ["train", "english/foo/0"], ["trial", "x"]])
+def test_a_wrong_argument_is_one_line(job):
+    done = subprocess.run(
+        [sys.executable, "tools/coupling.py", *job],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and line.startswith(f"coupling: {job[0]}: ")
+
+
+class Draws(torch.nn.Module):
+    """A model whose loss draws from torch's generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(3))
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_a_training_that_draws_goes_on_with_the_same_draws(tmp_path, at):
+    """Masks drawn by the collator, a batch ahead, and numbers drawn by the loss; cut after each step but the last."""
+
+    def trained(folder, resume=None):
+        seen = []
+
+        def loss(model, batch):
+            seen.append((batch["mask"].tolist(), torch.rand(2).tolist()))
+            return (model.weight * torch.rand(3)).sum()
+
+        torch.manual_seed(5)
+        arguments = transformers.TrainingArguments(
+            output_dir=str(folder), max_steps=6, save_steps=1, per_device_train_batch_size=1, use_cpu=True,
+            train_sampling_strategy="sequential", remove_unused_columns=False, report_to="none", disable_tqdm=True,
+        )  # fmt: skip
+        trainer = pretraining.Objective(
+            Draws(), arguments, loss=loss, train_dataset=list(range(6)),
+            data_collator=lambda items: {"item": torch.tensor(items), "mask": torch.rand(4)},
+        )  # fmt: skip
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train(resume)
+        return seen
+
+    whole = trained(tmp_path)
+    assert trained(tmp_path / "again", str(tmp_path / f"checkpoint-{at}")) == whole[at:]
+
+
 def test_variants_have_the_sizes_that_their_names_say():
     settings = coupling.SETTINGS
     counts = {}
@@ -129,6 +234,22 @@ def test_variants_have_the_sizes_that_their_names_say():
         "deep has at most the parameters of coupled"
     )
     assert counts["small-in"][0] == counts["out-4x"][0] < counts["deep"][0]
+
+
+@pytest.mark.parametrize("variant", list(coupling.VARIANTS))
+def test_the_hint_is_equally_strong_for_every_input(variant):
+    """Two heads of the first block look one place to the left and right, through a map of condition 1."""
+    torch.manual_seed(3)
+    model = coupling.build(variant, 500, 0, coupling.SETTINGS)
+    base = model.base_model
+    assert torch.linalg.cond(base.encoder.embedding_hidden_mapping_in.weight) < 1.001
+    queries = base.encoder.layer[0].attention.self.query.weight[:32]
+    assert 0.2 < queries.pow(2).mean().sqrt() < 0.3
+    model.set_attn_implementation("eager")
+    ids = torch.arange(5, 37)[None]
+    shares = base(ids, output_attentions=True).attentions[0][0].detach()
+    looks = np.array([shares.diagonal(k, 1, 2).mean(1).numpy() for k in range(-3, 4)])
+    assert (looks.argmax(0) - 3)[:2].tolist() == [1, -1]
 
 
 def test_a_tied_matrix_stays_one_through_training(trained):
@@ -212,7 +333,12 @@ def test_tables_hold_every_model_layer_and_measure(root, trained):
     "text, message",
     [
         ("stpes=3", "unknown parameter 'stpes'; did you mean 'steps'?"),
-        ("steps=0", "steps: 0 is below 1"),
+        ("steps=0", "steps: 0 is not from 1 to 10000000"),
+        ("span_tokens=200", "span_tokens: 200 is not from 8 to 128"),
+        ("masked_share=1.5", "masked_share: 1.5 is not from 0.01 to 0.99"),
+        ("learning_rate=-1.0", "learning_rate: -1.0 is not from"),
+        ("batch_tokens=16", "batch_tokens: 16 is not from 64"),
+        ("texts=[english,english]", "texts: one is named twice"),
         ("variants=[deep]", "'coupled' is needed"),
         ("variants=[coupled,dep]", "unknown 'dep'; did you mean 'deep'?"),
         ("hidden_size=20", "no multiple of 16"),

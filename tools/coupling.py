@@ -19,6 +19,7 @@ import inspect
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -47,6 +48,7 @@ from pretraining import (
     spans,
     wrapping,
 )
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
@@ -70,6 +72,11 @@ SETTINGS = {
     "texts": ["english", "bilingual"],
     "variants": [],  # all
 }
+BOUNDS = {  # least and most of a setting; 128 positions
+    "seeds": (1, 1000), "steps": (1, 10**7), "hidden_size": (16, 4096), "layers": (1, 64),
+    "batch_tokens": (64, 10**7), "learning_rate": (1e-9, 1.0), "masked_share": (0.01, 0.99),
+    "english_share": (0.0, 1.0), "span_tokens": (8, 128), "fit_spans": (2, 10**6), "held_out_batches": (1, 10**6),
+}  # fmt: skip
 # E_in and E_out in multiples of the hidden size, tied or not, saved input parameters moved into depth or not
 VARIANTS = {
     "coupled": (1, 1, True, False),
@@ -316,7 +323,7 @@ def train(name, settings, home):
     weights = {
         k: v
         for k, v in model.state_dict().items()
-        if not (wanted["variant"] == "coupled" and "decoder.weight" in k)
+        if not (record["tied"] and "decoder.weight" in k)
     }
     folder.mkdir(parents=True, exist_ok=True)
     for file in TOKENIZER_FILES:
@@ -599,21 +606,32 @@ def write_tables(settings, home, results):
         lmd.write_results(results, table, pd.concat(rows, ignore_index=True))
 
 
-def publish(home):
-    """Put one model, in half precision and with a card, into data/extras, as the zoo is published."""
+def publish(settings, home, results):
+    """Put one model, in half precision and with a card, into data/extras, as the zoo is published; what was done.
+
+    ValueError for other settings than the committed ones, and for a model that is not trained with them.
+    """
+    if results != "coupling":
+        raise ValueError("publish: models of COUPLING_SET do not replace what is in data/extras")
+    tokenizer, _, model = load(PUBLISHED, settings, home)
     record = json.loads((home / PUBLISHED / "record.json").read_text())
     weights = {k: v.half() for k, v in load_file(home / PUBLISHED / "model.safetensors").items()}
+    loss = held_out(model.half().float(), tokenizer, settings)  # of what is shipped
     with lmd.atomic(home / "extras" / "rembert") as folder:
         folder.mkdir(parents=True)
         for file in ("config.json", *TOKENIZER_FILES):
             shutil.copy(home / PUBLISHED / file, folder)
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
-        record["weights_sha256"] = lmd.content_hash(folder / "model.safetensors")
+        record |= {
+            "loss_english": loss,
+            "weights_sha256": lmd.content_hash(folder / "model.safetensors"),
+        }
         (folder / "record.json").write_text(json.dumps(record, indent=1) + "\n")
         card = CARD.format(**record["recipe"] | record)
         (folder / "README.md").write_text(card, encoding="utf-8")
     target = lmd.ROOT / "data" / "extras"
-    return publish_zoo.publish(home / "extras", target, {"rembert": "google/rembert"})
+    done = publish_zoo.publish(home / "extras", target, {"rembert": "google/rembert"})
+    return done.replace(f"{lmd.ROOT}{os.sep}", "")
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -628,10 +646,13 @@ def settings_of(text):
                 f"COUPLING_SET: unknown parameter {key!r}{nearest(key, list(SETTINGS))}"
             )
         check_type(f"COUPLING_SET: {key}", value, SETTINGS[key] or [""])
-        if isinstance(value, int) and value < 1:
-            raise ValueError(f"COUPLING_SET: {key}: {value} is below 1")
+        low, high = BOUNDS.get(key, (None, None))
+        if low is not None and not low <= value <= high:
+            raise ValueError(f"COUPLING_SET: {key}: {value} is not from {low} to {high}")
     settings = SETTINGS | given
     for key, known in (("texts", TOKENIZERS), ("variants", VARIANTS)):
+        if len({*settings[key]}) < len(settings[key]):
+            raise ValueError(f"COUPLING_SET: {key}: one is named twice")
         for value in settings[key]:
             if value not in known:
                 raise ValueError(
@@ -649,11 +670,16 @@ def settings_of(text):
     return settings, lmd.ROOT / "build" / name, name
 
 
-def work(job, settings, home):
-    """Do what neither is done nor another process does now; two such processes share all models."""
-    for name in names(settings):
+def work(job, settings, home, chosen=None):
+    """Do what neither is done nor another process does now; two such processes share all models.
+
+    With `chosen`, that model alone, and ValueError while another process has it.
+    """
+    for name in [chosen] if chosen else names(settings):
         lock = attempt(home / ".locks" / f"{job}-{name.replace('/', '-')}")
         if lock is None:
+            if chosen:
+                raise ValueError(f"{job} {name}: another process does that now")
             continue
         begin = time.time()
         if not is_done(job, name, settings, home):
@@ -675,19 +701,24 @@ def run_all(settings, home, results):
         left = sum(not is_done(job, name, settings, home) for name in names(settings))
         print(f"{job}: {left} of {len(names(settings))} models to do", flush=True)
         command = [sys.executable, __file__, "work", job]
-        workers = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for _ in range(min(2, left))]
+        workers = [  # they inherit make's lock
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, close_fds=False)
+            for _ in range(min(2, left))
+        ]
         try:
             failed = [worker.wait() for worker in workers]
         except BaseException:
             for worker in workers:
                 worker.terminate()
+            for worker in workers:
+                worker.wait()
             raise
         if any(failed) or not all(is_done(job, name, settings, home) for name in names(settings)):
             raise ValueError(f"{job} has not ended; the same command goes on from what is finished")
     write_tables(settings, home, results)
     print(f"tables in data/results/{results}")
-    if results == "coupling":  # models of other settings do not replace what is committed
-        print(publish(home))
+    if results == "coupling":
+        print(publish(settings, home, results))
 
 
 def trial(settings, home, steps=10):
@@ -725,9 +756,22 @@ def trial(settings, home, steps=10):
     table = pd.DataFrame({"seconds": seconds, "to bert": seconds / seconds["A1's bert"]})
     print(table.round(3).to_string())
     per_seed = seconds.drop("A1's bert").sum()
-    hours = per_seed * settings["steps"] * settings["seeds"] / 60
-    print(f"{hours:.0f} minutes of processor time for {settings['steps']} steps x {settings['seeds']} seeds, "
-          f"{hours / 2:.0f} minutes on two cores")  # fmt: skip
+    minutes = per_seed * settings["steps"] * settings["seeds"] / 60
+    print(f"{minutes:.0f} minutes of processor time for {settings['steps']} steps x {settings['seeds']} seeds, "
+          f"{minutes / 2:.0f} minutes on two cores, if all sequences had 32 tokens")  # fmt: skip
+
+
+def stop(number, frame):
+    raise KeyboardInterrupt
+
+
+def check_arguments(job, rest, settings):
+    if job in ("train", "measure") and rest[0] not in names(settings):
+        raise ValueError(f"{job}: unknown model {rest[0]!r}{nearest(rest[0], names(settings))}")
+    if job == "work" and rest[0] not in ("train", "measure"):
+        raise ValueError(f"work: {rest[0]!r} is neither train nor measure")
+    if job == "trial" and rest and not (rest[0].isdecimal() and int(rest[0])):
+        raise ValueError(f"trial: {rest[0]!r} is no number of steps")
 
 
 def main():
@@ -735,8 +779,10 @@ def main():
     takes = {"all": [0], "publish": [0], "train": [1], "measure": [1], "work": [1], "trial": [0, 1]}
     if len(rest) not in takes.get(job, []):
         sys.exit(__doc__.strip())
+    signal.signal(signal.SIGTERM, stop)
     try:
         settings, home, results = settings_of(os.environ.get("COUPLING_SET", ""))
+        check_arguments(job, rest, settings)
         torch.set_num_threads(1)
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
@@ -745,15 +791,16 @@ def main():
         elif job == "work":
             work(rest[0], settings, home)
         elif job == "publish":
-            print(publish(home))
+            print(publish(settings, home, results))
         elif job == "trial":
             trial(settings, home, *map(int, rest))
         else:
-            {"train": train, "measure": measure}[job](rest[0], settings, home)
-    except (OSError, ValueError) as error:
+            work(job, settings, home, rest[0])
+    except (OSError, ValueError, SafetensorError) as error:
         sys.exit(f"coupling: {error}")
     except KeyboardInterrupt:
-        sys.exit("coupling: interrupted; the same command goes on from what is finished")
+        said = "coupling: interrupted; the same command goes on from what is finished"
+        sys.exit(130 if job == "work" else said)  # its parent says it
 
 
 if __name__ == "__main__":

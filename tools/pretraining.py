@@ -1,7 +1,7 @@
-"""What the notebooks and tools that pre-train have in common; A1_pretrain_zoo explains each piece.
+"""What the notebooks and tools that pre-train have in common; A1_pretrain_zoo explains the objectives.
 
-The SHA-256 of its syntax tree is part of the recipes of the models of data/zoo: a change of a function
-that A1_pretrain_zoo lists in SHARED asks for new models.
+The code of the functions that A1_pretrain_zoo lists in SHARED is hashed into the recipes of the models
+of data/zoo: a change of one of these asks for new models.
 """
 
 import ast
@@ -122,6 +122,8 @@ class Objective(Trainer):
         pass  # `collate` has set it; Trainer would put it back after the batch is drawn
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        if self.states:  # no batch was collated ahead: the last step
+            torch.set_rng_state(self.states.pop())
         with torch.autocast("cpu", torch.bfloat16, enabled=self.args.bf16):
             return self.loss(model, inputs)
 
@@ -145,6 +147,8 @@ def checkpoint_of(recipe, work):
         mark.write_text(wanted)
     whole = {}
     for state in work.glob("checkpoint-*/trainer_state.json"):  # the last file that is written
+        if not state.with_name(DRAWN).is_file():  # of an earlier version
+            continue
         with contextlib.suppress(ValueError):
             whole[json.loads(state.read_text())["global_step"]] = state.parent
     newest = whole[max(whole)] if whole else None
