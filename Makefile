@@ -164,7 +164,7 @@ zoo: $(READY) ## train the models of data/zoo from nothing, two at a time, and p
 	@$(MAKE) $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j2) trained
 	@$(PY) tools/publish_zoo.py $(ZOO_BUILD)/models $(ZOO)
 
-coupling: $(READY) ## train and measure the models of 07_embedding_coupling, two at a time (two and a half hours)
+coupling: $(READY) ## train and measure the models of 07_embedding_coupling, and put one into data/extras (over an hour)
 	@$(MAKE) build/course/notebooks/01_corpus.ipynb PROFILE=course RUN=course MODELS= CORPUS= SET= ONLY=01_corpus
 	@$(PY) tools/coupling.py
 
@@ -254,8 +254,8 @@ $(APPENDICES:%=$(DONE)/%.ipynb): $(DONE)/%.ipynb: notebooks/%.ipynb $(BUILD)/par
 $(DONE)/09_explorer.ipynb: $(DONE)/03_decomposition.ipynb
 $(DONE)/07_embedding_coupling.ipynb: $(wildcard data/results/coupling/*.csv) tools/coupling.py
 $(DONE)/07_embedding_coupling.ipynb $(DONE)/A1_pretrain_zoo.ipynb: tools/pretraining.py
-# 08 and 10 read models of the zoo, which no table of the run has a hash of.
-$(NAMELESS:notebooks/%=$(DONE)/%): $(wildcard data/zoo/MANIFEST.json)
+# 07, 08 and 10 read models or tokenizers of the zoo, which no table of the run has a hash of.
+$(NAMELESS:notebooks/%=$(DONE)/%) $(DONE)/07_embedding_coupling.ipynb: $(wildcard data/zoo/MANIFEST.json)
 
 # One thread: the sums of many small products are then the same on any number of cores, and as fast.
 $(DONE)/06_structure.ipynb: notebooks/06_structure.ipynb $(BUILD)/params/06_structure.yaml lmd_utils.py \

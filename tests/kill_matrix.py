@@ -194,7 +194,7 @@ def stopped(folder, kind, before, seconds, expected):
                 "underway": underway(told),
                 "status": status,
                 "last_line": ([x for x in told if not x.startswith("make")] or [""])[-1],
-                "result": wrong or ("traceback" if trace else "identical"),
+                "result": wrong or ("traceback" if trace else "identical" if status else "not hit"),
             }
 
 

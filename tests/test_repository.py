@@ -126,7 +126,10 @@ def test_make_knows_what_the_tables_and_the_appendices_are_made_from():
     tables = needed["figures/course/tables/all.tex"].split()
     for name in ("04_figures", "05_how_sure", "06_structure"):
         assert f"{folder}{name}.ipynb" in tables
-    for name in ("08_solutions", "10_your_models"):
+    made_from = needed[f"{folder}07_embedding_coupling.ipynb"].split(" | ")[0].split()
+    tables = {p.relative_to(ROOT).as_posix() for p in ROOT.glob("data/results/coupling/*.csv")}
+    assert tables | {"tools/coupling.py", "tools/pretraining.py"} <= {*made_from} and tables
+    for name in ("07_embedding_coupling", "08_solutions", "10_your_models"):
         made_from = needed[f"{folder}{name}.ipynb"].split(" | ")[0].split()
         assert {"data/zoo/MANIFEST.json", f"{folder}01_corpus.ipynb"} <= {*made_from}
 

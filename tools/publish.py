@@ -207,6 +207,7 @@ def source_lines():
     if not commit:
         return ["Code: not a git checkout."]
     code = ["lmd_utils.py", "notebooks", "tools", "Makefile", "requirements.txt", "data/zoo"]
+    code.append("data/extras")
     changed = git("status", "--porcelain", "--", *code).splitlines()
     more = f", with {len(changed)} changed files of code, models or profiles" if changed else ""
     return [f"Code: commit `{commit}`{more}."]
