@@ -319,14 +319,28 @@ def test_tables_hold_every_model_layer_and_measure(root, trained):
         }
     assert list(tables["models"].variant) == ["coupled", "small-both"] * 2
     assert len(tables["curves"]) == 4 * 8
+    unigram = tables["models"].unigram_english
+    assert unigram.nunique() == 1 and 2 < unigram[0] < np.log(4000), "below a uniform guess"
     counts = tables["probes"].groupby(["variant", "seed", "network"]).size()
     assert (counts == 3 * 7).all() and len(counts) == 8
     for kind, rows in {"layers": 6, "rest": 3, "coupled": 6, "coupled, other seed": 6}.items():
         of_kind = tables["lmd"][tables["lmd"].kind == kind]
-        networks = {"trained", "untrained"} if kind in ("layers", "rest") else {"trained"}
-        assert set(of_kind.network) == networks
-        assert of_kind.groupby(["variant", "seed", "network"]).size().max() == rows, kind
+        networks = ["trained", "untrained"] if kind in ("layers", "rest") else ["trained"]
+        variants = (
+            ["small-both"] if kind == "coupled" else ["coupled", "small-both"]
+        )  # not on itself
+        counts = of_kind.groupby(["variant", "seed", "network"]).size()
+        expected = [(v, seed, n) for v in variants for seed in (0, 1) for n in networks]
+        assert list(counts.index) == expected and (counts == rows).all(), kind
     assert tables["lmd"].r2.max() <= 1
+
+
+def test_layers_that_are_linear_in_one_another_have_r2_of_one(rng):
+    fit, test = ([x, x @ turn, rng.normal(size=x.shape)] for x in (rng.normal(size=(400, 4)), rng.normal(size=(90, 4)))
+                 for turn in [np.diag([1.0, 2, 3, 4])])  # fmt: skip
+    found = coupling.among_layers(fit, test).set_index(["basis", "target"])["r2"]
+    assert found["layer0", "layer1"] > 0.999 and found["rest", "layer1"] > 0.999
+    assert abs(found["layer0", "layer2"]) < 0.1 and abs(found["rest", "layer2"]) < 0.15
 
 
 @pytest.mark.parametrize(

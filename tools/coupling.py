@@ -341,16 +341,27 @@ def train(name, settings, home):
 # --- measures ------------------------------------------------------------------------------------
 
 
-def held_out(model, tokenizer, settings, copy=None):
-    """Masked cross-entropy (nats) on validation documents, always at the same places; `copy`: of their translation."""
+def held_out_batches(tokenizer, settings, copy=None):
+    """Batches of validation documents, always the same places masked; `copy`: of their translation."""
     rows = token_rows(documents(settings)["validation"], tokenizer)
-    rng, collate, losses = np.random.default_rng(0), collator(tokenizer, settings), []
+    rng, collate = np.random.default_rng(0), collator(tokenizer, settings)
+    for seed in range(settings["held_out_batches"]):
+        ids = spans(rows, tokenizer, 32, settings["span_tokens"], rng)
+        yield collate([(ids if copy is None else copy[ids], seed)])
+
+
+def held_out(model, tokenizer, settings, copy=None):
+    """Masked cross-entropy (nats) on these batches."""
+    batches = held_out_batches(tokenizer, settings, copy)
     with torch.inference_mode():
-        for seed in range(settings["held_out_batches"]):
-            ids = spans(rows, tokenizer, 32, settings["span_tokens"], rng)
-            batch = collate([(ids if copy is None else copy[ids], seed)])
-            losses.append(float(masked_loss(model, batch)))
-    return float(np.mean(losses))
+        return float(np.mean([float(masked_loss(model, batch)) for batch in batches]))
+
+
+def unigram(tokenizer, settings, counts):
+    """Cross-entropy (nats) of token frequencies, `counts` of the train documents, at the same places."""
+    loss = -np.log((counts + 1.0) / (counts + 1.0).sum())
+    labels = [batch["labels"].numpy() for batch in held_out_batches(tokenizer, settings)]
+    return float(np.mean([loss[row[row != -100]].mean() for row in labels]))
 
 
 def cut(texts, tokenizer, tokens, most=None):
@@ -492,6 +503,7 @@ def measures(name, settings, home):
             found = to_coupled(name, settings, home, fit, test, fit_ids, ids)
             tables["lmd"].append(found.assign(network=network))
     losses = {"loss_english": held_out(model, tokenizer, settings), "loss_fake": None}
+    losses["unigram_english"] = unigram(tokenizer, settings, counts)
     if copy is not None:
         losses["loss_fake"] = held_out(model, tokenizer, settings, copy)
     joined = {table: pd.concat(parts, ignore_index=True) for table, parts in tables.items()}
@@ -538,7 +550,7 @@ def depths(mine, theirs):
     return [("first", 0, 0), ("middle", mine // 2, theirs // 2), ("last", mine - 1, theirs - 1)]
 
 
-MEASURING = [start, level, build, second_language, wrapping, spans, masked_loss, load, held_out, cut, states, classifier, articles, article_probe, pairs, order_probe, regression, retrieval, measures,
+MEASURING = [start, level, build, second_language, wrapping, spans, masked_loss, load, held_out_batches, held_out, unigram, cut, states, classifier, articles, article_probe, pairs, order_probe, regression, retrieval, measures,
              among_layers, to_coupled, depths]  # fmt: skip
 
 
