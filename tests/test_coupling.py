@@ -169,14 +169,28 @@ def test_one_model_is_published_as_the_zoo_is(root, trained, tmp_path, monkeypat
     shutil.rmtree(root / "data/extras")
 
 
-@pytest.mark.parametrize("job", [["work", "foo"], ["train", "english/foo/0"], ["trial", "x"]])
-def test_a_wrong_argument_is_one_line(job):
-    done = subprocess.run(
-        [sys.executable, "tools/coupling.py", *job],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == 1 and line.startswith(f"coupling: {job[0]}: ")
+@pytest.mark.parametrize(
+    "job, message",
+    [
+        (["work", "foo"], "work: 'foo' is neither train nor measure"),
+        (
+            ["train", "english/dep/0"],
+            "unknown model 'english/dep/0'; did you mean 'english/deep/0'?",
+        ),
+        (["measure", "english/deep/0"], "english/deep/0 is not trained; train it first"),
+        (["trial", "x"], "trial: 'x' is no number of steps"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(root, monkeypatch, job, message):
+    """In a repository where nothing is trained but the tiny models of this file."""
+    monkeypatch.setattr(lmd, "ROOT", root)
+    monkeypatch.setattr(coupling, "SETTINGS", coupling.SETTINGS | {"profile": "tiny"})
+    monkeypatch.setattr(sys, "argv", ["coupling.py", *job])
+    monkeypatch.setattr(coupling.signal, "signal", lambda *args: None)
+    monkeypatch.delenv("COUPLING_SET", raising=False)
+    with pytest.raises(SystemExit, match="^coupling: ") as error:
+        coupling.main()
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 class Draws(torch.nn.Module):

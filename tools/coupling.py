@@ -558,12 +558,13 @@ MEASURING_CODE = sources(MEASURING)
 
 
 def measured(name, settings, home):
-    """What decides the tables of a model."""
-    text = name.split("/")[0]
-    weights = [
-        json.loads((home / n / "record.json").read_text())["weights_sha256"]
-        for n in (name, *(f"{text}/coupled/{seed}" for seed in range(settings["seeds"])))
-    ]
+    """What decides the tables of a model; ValueError if it, or a model that it is held against, is not trained."""
+    text, weights = name.split("/")[0], []
+    for needed in (name, *(f"{text}/coupled/{seed}" for seed in range(settings["seeds"]))):
+        file = home / needed / "record.json"
+        if not file.is_file():
+            raise ValueError(f"{needed} is not trained; train it first")
+        weights.append(json.loads(file.read_text())["weights_sha256"])
     keys = ("span_tokens", "fit_spans", "seeds", "held_out_batches")
     texts = documents(settings)
     held = digest(*texts["validation"], *texts["test"])
