@@ -134,6 +134,22 @@ def test_make_knows_what_the_tables_and_the_appendices_are_made_from():
         assert {"data/zoo/MANIFEST.json", f"{folder}01_corpus.ipynb"} <= {*made_from}
 
 
+@pytest.mark.parametrize(
+    "goal, given, held",
+    [
+        ("coupling", [], "coupling"),
+        ("coupling", ["COUPLING_SET=steps=3"], "coupling-custom"),
+        ("zoo", ["ZOO_SET=steps=3"], "zoo-custom"),
+        ("reproduce", ["RUN=mine"], "mine"),
+        ("params", [], ""),
+    ],
+)
+def test_make_holds_the_folder_that_a_goal_writes(goal, given, held):
+    command = ["make", "-p", "-q", goal, f"VENV={sys.prefix}", "READY=requirements.txt", *given]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert {*re.findall(r"^LOCKS := (.*)$", done.stdout, re.MULTILINE)} == {held}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_commands_of_the_pages_exist(page):
     """Every `make …` of a page names targets of the Makefile and profiles that are there."""
