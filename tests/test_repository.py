@@ -147,7 +147,9 @@ def test_make_knows_what_the_tables_and_the_appendices_are_made_from():
 def test_make_holds_the_folder_that_a_goal_writes(goal, given, held):
     command = ["make", "-p", "-q", goal, f"VENV={sys.prefix}", "READY=requirements.txt", *given]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
-    assert {*re.findall(r"^LOCKS := (.*)$", done.stdout, re.MULTILINE)} == {held}
+    assert (
+        re.findall(r"^LOCKS := (.*)$", done.stdout, re.MULTILINE)[-1] == held
+    )  # after its sub-makes
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
