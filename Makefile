@@ -164,7 +164,7 @@ zoo: $(READY) ## train the models of data/zoo from nothing, two at a time, and p
 	@$(MAKE) $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j2) trained
 	@$(PY) tools/publish_zoo.py $(ZOO_BUILD)/models $(ZOO)
 
-coupling: $(READY) ## train and measure the models of 07_embedding_coupling, and put one into data/extras (over an hour)
+coupling: $(READY) ## train and measure the models of 07_embedding_coupling, and put one into data/extras (an hour and a quarter)
 	@$(MAKE) build/course/notebooks/01_corpus.ipynb PROFILE=course RUN=course MODELS= CORPUS= SET= ONLY=01_corpus
 	@$(PY) tools/coupling.py
 
