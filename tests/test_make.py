@@ -27,9 +27,6 @@ pytestmark = pytest.mark.pipeline
 
 STORY = ["00_overview", "01_corpus", "02_embeddings", "03_decomposition", "04_figures"]
 STORY += ["05_how_sure", "06_structure"]
-UP_TO_04 = [
-    f"build/smoke/notebooks/{name}.ipynb" for name in STORY[:5]
-]  # 05 and 06 take half the time
 PAPER = [name for name in tiny.CHECKPOINTS if name != "gpt2"]
 
 
@@ -189,16 +186,16 @@ def edited(path, old, new):
 
 def test_a_changed_style_runs_no_model(smoke):
     with edited(smoke / "notebooks/lmd.mplstyle", "\n", "\n# wider\n"):
-        status, lines = make(smoke, "-j2", *UP_TO_04, PROFILE="smoke")
+        status, lines = make(smoke, "-j2", "reproduce", PROFILE="smoke")
     assert status == 0, "\n".join(lines)
-    assert sorted(begun(lines)) == [name for name in STORY[:5] if name != "02_embeddings"]
+    assert sorted(begun(lines)) == [name for name in STORY if name != "02_embeddings"]
 
 
 def test_changed_prose_of_a_notebook_runs_that_notebook_alone(smoke):
     with edited(smoke / "notebooks/01_corpus.ipynb", "**Question.**", "**The question.**"):
-        status, lines = make(smoke, *UP_TO_04, PROFILE="smoke")
+        status, lines = make(smoke, "reproduce", PROFILE="smoke")
         assert status == 0 and begun(lines) == ["01_corpus"], "\n".join(lines)
-        assert begun(make(smoke, *UP_TO_04, PROFILE="smoke")[1]) == []
+        assert begun(make(smoke, "reproduce", PROFILE="smoke")[1]) == []
 
 
 def test_a_changed_value_runs_only_what_depends_on_it(smoke):
@@ -214,8 +211,9 @@ def test_a_changed_model_is_embedded_anew_and_only_it(smoke):
     assert len(before) == 6
     profile, entry = smoke / "notebooks/profiles/smoke.yaml", "source: build/tiny/albert-base-v2"
     with edited(profile, entry, entry + ", layer: 1"):
-        status, lines = make(smoke, *UP_TO_04, PROFILE="smoke")
-    assert status == 0 and begun(lines) == STORY[2:5], "\n".join(lines)
+        status, lines = make(smoke, "reproduce", PROFILE="smoke")
+    assert status == 0, "\n".join(lines)
+    assert begun(lines) == STORY[2:]
     changed = {p.parent.name for p in files if p.stat().st_mtime_ns != before[p]}
     assert changed == {"tiny-albert.zarr"}
     models = pd.read_csv(smoke / "data/results/smoke/models.csv")
@@ -290,11 +288,11 @@ SMALL = "n_train=300 n_validation=40 n_test=40 validation_share=0.2 test_share=0
 
 
 @pytest.mark.parametrize(
-    "profile, lengths, pooling, last",
-    [("paper", [8, 16], "padded_mean", "04_figures"), ("paper_corrected", [8], "mean", "")],
+    "profile, lengths, pooling, whole",
+    [("paper", [8, 16], "padded_mean", True), ("paper_corrected", [8], "mean", False)],
 )
 def test_every_architecture_of_the_paper_on_a_parquet_corpus(
-    copy, documents, tmp_path, profile, lengths, pooling, last
+    copy, documents, tmp_path, profile, lengths, pooling, whole
 ):
     """Both profiles of the paper on twelve folders: the authors' choices, and this project's."""
     assert len(PAPER) == 12
@@ -307,9 +305,9 @@ def test_every_architecture_of_the_paper_on_a_parquet_corpus(
     }
     settings["SET"] = f"lengths={lengths}".replace(" ", "") + f" {SMALL}"
     target = f"data/results/twelve-{profile}/scores.csv"
-    figures = f"build/twelve-{profile}/notebooks/{last}.ipynb"
-    status, lines = make(copy, figures if last else target, **settings)
-    assert status == 0 and begun(lines) == STORY[1 : 5 if last else 4], "\n".join(lines)
+    status, lines = make(copy, "reproduce" if whole else target, **settings)
+    expected = STORY if whole else STORY[1:4]
+    assert status == 0 and begun(lines) == expected, "\n".join(lines)
     scores = pd.read_csv(copy / f"data/results/twelve-{profile}/scores.csv")
     assert set(scores["target"]) == set(PAPER) and set(scores["pooling"]) == {pooling}
     assert len(scores) == len(lengths) * 3 * (12 * 11 + 12)
