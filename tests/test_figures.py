@@ -151,9 +151,9 @@ def thirteen(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """Two models at one T, all scores far below zero, drawn in another process.
+    """Two models at one T, one of which stands for a published one, all scores far below zero.
 
-    An earlier run of that name and other notebooks have left figures.
+    Drawn in another process. An earlier run of that name and other notebooks have left figures.
     """
     root = small_tree(tmp_path_factory.mktemp("two"))
     (root / "figures" / "two").mkdir(parents=True)
@@ -161,7 +161,7 @@ def two(tmp_path_factory):
         (root / "figures" / "two" / name).write_text("old")
     (root / "data" / "results" / "two").mkdir(parents=True)
     (root / "data" / "results" / "two" / "agreement.csv").write_text("old")
-    write_run(root, "two", ["org/one", "two"], [], [64], shift=-3)
+    write_run(root, "two", ["org/one", "two"], [], [64], shift=-3, after={"two": "roberta-base"})
     return root / "figures" / "two", draw(root, "two", [64], seed="2")
 
 

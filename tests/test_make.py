@@ -129,6 +129,7 @@ def test_smoke_makes_every_artefact(smoke):
     assert (
         {p.stem for p in figures.glob("*.pdf")} == {p.stem for p in figures.glob("*.png")} != set()
     )
+    assert not list(figures.glob("published_*")), "no tiny model stands for a published one"
     scores = pd.read_csv(smoke / "data/results/smoke/scores.csv")
     assert set(scores["kind"]) == {"pair", "group"} and set(scores["T"]) == {8, 16}
     assert set(scores["split"]) == {"train", "validation", "test"}

@@ -157,6 +157,20 @@ def test_verify_against_another_run_and_without_anything_to_compare(repository):
     assert "AGAINST=name" in run("course")[1]
 
 
+def test_runs_of_other_models_are_not_compared(repository):
+    root, run = repository
+    shutil.copytree(root / "data/results/course", root / "data/results/mine")
+    models = root / "data/results/mine/models.csv"
+    table = pd.read_csv(models)
+    table["name"] = "my-" + table["name"]
+    table.to_csv(models, index=False)
+    status, said = run("mine", "course")
+    assert status == 1 and said.startswith("verify: mine (my-albert, my-bert, ")
+    assert said.endswith(
+        "and course have no model in common; AGAINST is for two runs of the same models\n"
+    )
+
+
 def test_the_run_of_the_paper_is_held_to_the_published_scores():
     published = pd.read_csv(ROOT / "data" / "published" / "zhang2022_r2.csv")
     names = list(published["target"].unique())

@@ -601,6 +601,15 @@ def test_an_interrupted_run_leaves_no_output(start, number):
     assert not [name for name in leftovers(folder) if not name.startswith(".")]
 
 
+def test_an_interrupt_before_the_kernel_has_begun_is_one_line(start):
+    process, _, folder = start("pass")
+    assert process.stdout.readline() == "05_toy ...\n"  # papermill is imported now
+    process.send_signal(signal.SIGINT)
+    status, last, out = finish(process)
+    assert status == 1 and (out, last) == (f"{last}\n", "05_toy.ipynb: interrupted")
+    assert leftovers(folder) == []
+
+
 def test_an_unknown_parameter_is_refused_before_anything_runs(start):
     process, _, folder = start("pass", values={"profile": "toy", "alhpa": 1.0})
     status, last, _ = finish(process)

@@ -95,6 +95,14 @@ def take(name, wait=False, or_else=""):
         os.write(descriptor, f"{os.getpid()}\n{since}\nmake {goals}\n".encode())
 
 
+def to_the_end(main, name):
+    """Run the main of a program; Ctrl-C ends it in one line."""
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(f"{name}: interrupted")
+
+
 def main():
     if "--" not in sys.argv[2:]:
         sys.exit("usage: python tools/lock.py NAME...|--once FILE|--alone -- COMMAND...")
@@ -134,4 +142,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    to_the_end(main, "lock")

@@ -42,7 +42,7 @@ from urllib.parse import urlsplit
 
 import yaml
 from get_checkpoints import listed, verify, verify_files
-from lock import lives
+from lock import lives, to_the_end
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "notebooks" / "profiles"
@@ -890,4 +890,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    to_the_end(main, "parameters")

@@ -20,6 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pandas as pd
+from lock import to_the_end
 from parameters import ROOT, all_declared, clean_name
 
 import lmd_utils as lmd
@@ -412,4 +413,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    to_the_end(main, "publish")

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import yaml
+from lock import to_the_end
 from parameters import ROOT, declared, hint, hub_sources, nearest, sweep
 
 
@@ -87,8 +88,6 @@ def run(notebook, values, output, label, begin):
             for line in (x for o in cell.get("outputs", []) for x in o.get("text", [])):
                 if line.startswith("Warning: "):
                     print(f"{notebook.stem}{label}: {line.rstrip()}\n", end="", flush=True)
-    except KeyboardInterrupt:
-        sys.exit(f"{notebook.name}{label}: interrupted")
     except Exception as error:
         kept, see = output.parent.parent / "failed" / output.name, ""
         with suppress(OSError):  # a full disk has no room for the folder
@@ -134,4 +133,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    given = sys.argv[1:] or ["run_notebook"]
+    to_the_end(main, " ".join([Path(given[0]).name, *given[3:]]))

@@ -87,6 +87,18 @@ def committed(run: str) -> dict[str, pd.DataFrame]:
     return {Path(name).name: read(git("show", f"HEAD:{name}")) for name in names}
 
 
+def same_models(run: str, found: dict, other: str, expected: dict) -> None:
+    """Refuse two runs without a model in common: all their rows would count as missing and new."""
+    ours, theirs = (
+        set(t["models.csv"]["name"]) if "models.csv" in t else set() for t in (found, expected)
+    )
+    if ours and theirs and not ours & theirs:
+        raise Fault(
+            f"{run} ({', '.join(sorted(ours))}) and {other} have no model in common;"
+            " AGAINST is for two runs of the same models"
+        )
+
+
 def keyed(table: pd.DataFrame) -> pd.DataFrame:
     """The table indexed by what tells its rows apart; by their number where nothing does."""
     for names in (KEYS, KEYS + MORE):
@@ -212,6 +224,8 @@ def main():
     try:
         found = tables_of(run)
         expected = tables_of(other[0]) if other else committed(run)
+        if other:
+            same_models(run, found, other[0], expected)
     except Fault as error:
         sys.exit(f"verify: {error}")
     # the name of the run stands in its tables
