@@ -171,6 +171,20 @@ def open_embeddings(path: str | Path):
     return array
 
 
+def open_vectors(profile: str, T: int, names: Sequence[str]) -> tuple[pd.DataFrame, dict]:
+    """The sequences of length T of a run, and {name: zarr array [N, d]}, row i for sequence i.
+
+    Raises ValueError for vectors that were made from other sequences than those there now.
+    """
+    frame, source = load_sequences(sequences_path(profile, T))
+    arrays = {name: open_embeddings(embeddings_path(profile, T, name)) for name in names}
+    for name, array in arrays.items():
+        made_from = array.attrs["record"]["sequences_sha256"]
+        if made_from != source["sequences_sha256"] or len(frame) != array.shape[0]:
+            raise ValueError(f"{name}, T = {T}: made from other sequences; run 02_embeddings again")
+    return frame, arrays
+
+
 def write_results(profile: str, name: str, table: pd.DataFrame) -> None:
     """Write data/results/<profile>/<name>.csv, nine decimals; equal tables give equal bytes."""
     with atomic(_results_path(profile, name)) as temporary:
@@ -693,6 +707,8 @@ def embed(
         raise ValueError("a loaded model needs its tokenizer: embed(texts, model, tokenizer=…)")
     if any(p.dtype != torch.float32 for p in model.parameters()):
         model = copy.deepcopy(model).float()
+    if dtype == "bfloat16" and model.config.model_type == "deberta":
+        model = _with_rough_biases(model)
     device = torch.device(device) if device else next(model.parameters()).device
     one_layer = isinstance(layer, Integral)
     layers = [layer] if one_layer else list(layer)
@@ -794,6 +810,17 @@ class _WithoutTF32:
 
 
 _without_tf32 = _WithoutTF32()
+
+
+def _with_rough_biases(deberta):
+    """A copy that autocast can run: it masks bfloat16 scores with the least number of its biases' type."""
+    import torch
+
+    deberta = copy.deepcopy(deberta)
+    for name, parameter in deberta.named_parameters():
+        if name.endswith((".q_bias", ".v_bias")):
+            parameter.data = parameter.data.to(torch.bfloat16)
+    return deberta
 
 
 def _pad_id(tokenizer, model) -> int:

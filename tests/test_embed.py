@@ -288,13 +288,15 @@ def test_h06_a_bfloat16_checkpoint_is_run_in_float32(tiny_models, tmp_path, name
     )
 
 
-def test_h06_bfloat16_only_when_asked(loaded):
-    exact = embed(TEXTS, loaded("bert-base-uncased"))
-    rough = embed(TEXTS, loaded("bert-base-uncased"), dtype="bfloat16")
+@pytest.mark.parametrize("name", ENCODERS)
+def test_h06_bfloat16_only_when_asked(loaded, name):
+    exact = embed(TEXTS, loaded(name))
+    rough = embed(TEXTS, loaded(name), dtype="bfloat16")
     assert rough.dtype == np.float32
     assert 1e-4 < np.abs(rough - exact).max() < 0.1
+    assert {p.dtype for p in loaded(name)[0].parameters()} == {torch.float32}
     with pytest.raises(ValueError, match="float8"):
-        embed(TEXTS, loaded("bert-base-uncased"), dtype="float8")
+        embed(TEXTS, loaded(name), dtype="float8")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
