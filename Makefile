@@ -102,7 +102,7 @@ help: ## print this help
 	@echo "  ZOO=folder            where make zoo puts the models (else: data/zoo); ZOO_SET=\"key=value\"  parameters of its"
 	@echo "                        notebook; ZOO_PROFILE=name  whose text (with either of these, else: build/zoo-custom)"
 	@echo "  COUPLING_SET=\"key=value\"  settings of tools/coupling.py; the tables then go to data/results/coupling-custom"
-	@echo "  SIZE=small            make bench in seconds, into data/results/bench-small"
+	@echo "  SIZE=small            make bench in a minute or two, into data/results/bench-small"
 	@echo "  AGAINST=run           what make verify compares with (else: what is committed)"
 	@echo "  REPOSITORY=owner/name on GitHub: make html links to Binder and Colab; CHROMIUM=path  for make site-check"
 	@echo "  VENV=folder           the Python environment (else: .venv); PYTHON=python3.11  what makes it"
