@@ -368,6 +368,11 @@ def test_parts_of_an_additive_square_leave_nothing(helpers):
         parts["rest of the pairs"][np.isfinite(square.ravel())], 0, atol=1e-12
     )
     np.testing.assert_allclose(parts["bases (row means)"], np.nanmean(square, axis=1))
+    assert helpers["shares"](square)["rest"] < 1e-12
+    only = np.where(np.isnan(square), np.nan, columns)
+    found = helpers["shares"](only)
+    np.testing.assert_allclose([found["columns"], found["rest"]], [1, 0], atol=1e-12)
+    assert found["rows"] < 0.05  # the diagonal is not there, so that means of rows differ a little
     square[2, 1] += 0.5
     rest = helpers["three_parts"](square)["rest of the pairs"].reshape(12, 12)
     assert np.nanargmax(rest) == 2 * 12 + 1

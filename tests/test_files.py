@@ -254,6 +254,27 @@ def test_embeddings_with_a_lost_chunk_are_refused(tmp_path):
     assert "\n" not in str(error.value)
 
 
+def test_vectors_made_from_other_sequences_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(lmd, "ROOT", tmp_path)
+    path = lmd.embeddings_path("run", 8, "m")
+    path.parent.mkdir(parents=True)
+    lmd.save_sequences(lmd.sequences_path("run", 8), sequences("one", "two"), {"T": 8})
+    record = lmd.load_sequences(lmd.sequences_path("run", 8))[1]
+    array = zarr.create_array(str(path), shape=(2, 4), chunks=(2, 4), dtype="float32")
+    array[:] = np.arange(1, 9).reshape(2, 4)
+    array.attrs["record"] = {"sequences_sha256": record["sequences_sha256"]}
+    frame, arrays = lmd.open_vectors("run", 8, ["m"])
+    assert list(frame["text"]) == ["one", "two"]
+    np.testing.assert_array_equal(arrays["m"][:], np.arange(1, 9).reshape(2, 4))
+    array.attrs["record"] = {"sequences_sha256": "0"}
+    with pytest.raises(ValueError, match="m, T = 8: made from other sequences; run 02_embeddings"):
+        lmd.open_vectors("run", 8, ["m"])
+    array.attrs["record"] = {"sequences_sha256": record["sequences_sha256"]}
+    array.resize((1, 4))  # a row is missing
+    with pytest.raises(ValueError, match="made from other sequences"):
+        lmd.open_vectors("run", 8, ["m"])
+
+
 def test_missing_embeddings_name_the_notebook(tmp_path):
     with pytest.raises(FileNotFoundError, match="02_embeddings"):
         lmd.open_embeddings(tmp_path / "m.zarr")

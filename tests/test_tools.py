@@ -601,13 +601,18 @@ def test_an_interrupted_run_leaves_no_output(start, number):
     assert not [name for name in leftovers(folder) if not name.startswith(".")]
 
 
-def test_an_interrupt_before_the_kernel_has_begun_is_one_line(start):
-    process, _, folder = start("pass")
-    assert process.stdout.readline() == "05_toy ...\n"  # papermill is imported now
-    process.send_signal(signal.SIGINT)
-    status, last, out = finish(process)
-    assert status == 1 and (out, last) == (f"{last}\n", "05_toy.ipynb: interrupted")
-    assert leftovers(folder) == []
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_before_the_kernel_has_begun_is_one_line(start, tmp_path, number):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    process, _, folder = start("pass", env=os.environ | {"TMPDIR": str(scratch)})
+    while not list(scratch.glob("lmd-*/kernels/python3/kernel.json")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)  # papermill is imported now
+    status, _, out = finish(process)
+    assert status == 1 and out == "05_toy ...\n05_toy.ipynb: interrupted\n"
+    assert leftovers(folder) == [] and not list(scratch.glob("lmd-*"))
 
 
 def test_an_unknown_parameter_is_refused_before_anything_runs(start):

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+import zoo_trials
 from clone import clone, environment
 from conftest import ROOT
 from safetensors import safe_open
@@ -31,6 +32,32 @@ def record(name):
 
 
 # --- as shipped ----------------------------------------------------------------------------------
+
+
+def test_rhos_of_scores_with_themselves_and_with_their_reverse():
+    names = list("abcd")
+    square = pd.DataFrame(np.random.default_rng(0).uniform(size=(4, 4)), names, names)
+    square = square.where(~np.eye(4, dtype=bool))
+    groups = pd.Series(np.random.default_rng(1).uniform(size=4), names)
+    shuffled = square.loc[names[::-1], names[::-1]], groups[names[::-1]]
+    assert zoo_trials.rhos(square, groups, shuffled) == pytest.approx(
+        dict.fromkeys(["pairs", "targets", "bases", "groups"], 1)
+    )
+    row, column = np.arange(4.0)[:, None], np.arange(4.0)
+    ours, theirs = (
+        (row + sign * column + 0 * square, sign * pd.Series(column, names)) for sign in (1, -1)
+    )
+    found = zoo_trials.rhos(*ours, theirs)
+    assert [found[k] for k in ("targets", "bases", "groups")] == pytest.approx([-1, 1, -1])
+
+
+def test_the_trials_of_other_zoos_say_of_ours_what_its_own_table_says():
+    table = pd.read_csv(zoo_trials.TABLE)
+    course = table[table["zoo"] == "course"].pivot(index="T", columns="scores", values="rho")
+    own = pd.read_csv(lmd.ROOT / "data/results/course/agreement.csv")
+    own = own.pivot(index="T", columns="kind", values="rho").loc[course.index]
+    np.testing.assert_allclose(course["pairs"], own["pair"], atol=0.002)
+    np.testing.assert_allclose(course["groups"], own["group"], atol=0.002)
 
 
 def test_twelve_models_stand_for_the_published_twelve_and_one_for_chance():

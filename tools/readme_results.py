@@ -109,12 +109,25 @@ def block() -> str:
             markdown(yardsticks(scores), "twin and model"),
             "Rank agreement of our test R² with the published ones:",
             markdown(agreement(read("course", "agreement")), "scores"),
+            "The same for zoos of other recipes, in one column for each kind of score (*targets* and *bases*: "
+            "means over the columns and rows of the pairs; losses in nats, on held-out text):",
+            markdown(trials(read("zoo", "trials")), "zoo"),
             f"A real pre-trained model (profile `checkpoints`): test R² at T = {T} of layers of "
             "all-MiniLM-L6-v2, rows (basis) explain columns (target); `minilm-random` has random weights.",
             markdown(layers(*real), "basis \\ target"),
             END,
         ]
     )
+
+
+def trials(table: pd.DataFrame) -> pd.DataFrame:
+    """Per zoo and T, what it was trained with and its rhos with the published scores."""
+    recipe = ["zoo", "hidden_size", "learning_rate", "documents", "bert_steps", "bert_loss", "T"]
+    wide = table.pivot(index=recipe, columns="scores", values="rho").reset_index()
+    wide = wide[[*recipe, "pairs", "targets", "bases", "groups"]].set_index("zoo")
+    wide = wide.loc[table["zoo"].unique()]
+    wide["learning_rate"] = wide["learning_rate"].astype(str)
+    return wide.rename(columns=lambda name: name.replace("_", " "))
 
 
 def seconds(value: float) -> str:
